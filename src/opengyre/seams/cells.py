@@ -1,0 +1,121 @@
+"""The training side of a cell, and the micro-step on the wire.
+
+Implementations of CellBackend: embedded torch (one pipeline stage), emulated (time only, exact
+integer gradients). Backends are synchronous: the cell process runs them in its compute thread.
+Invariants: weights are fixed while gradients accumulate; gradients are unnormalised sums plus
+counts; `update` alone divides.
+"""
+
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from opengyre.seams.weights import Descriptor
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """One path inside a micro-step: tokens [start, end) of the flat row.
+
+    `advantage` A_e; `num_path_tokens` T_j; `num_execution_tokens` T_e (all trainable tokens of
+    the execution over its paths), so T_j / T_e is this path's share of one execution.
+    """
+
+    execution: str
+    group: str
+    start: int
+    end: int
+    advantage: float
+    num_path_tokens: int
+    num_execution_tokens: int
+
+
+class MicroStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Packed rows: flat arrays of length T (tokens over all segments).
+
+    `mask` 1 where the token was sampled by the policy and is trained; `logprobs` are the
+    sampling logprobs there (0 elsewhere); `versions` the policy_version that sampled it.
+    Numbers within a step count from 0 and are never reused in it.
+    """
+
+    step: int
+    number: int
+    version: int
+    token_ids: list[int]
+    position_ids: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    segments: list[Segment]
+
+
+class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Additive next to the gradient: executions are sums of T_j / T_e fractions."""
+
+    num_executions: float = 0.0
+    num_tokens: int = 0
+    loss_sum: float = 0.0
+    num_clipped: int = 0
+    micro_steps: list[int] = []
+
+
+class UpdateNorms(msgspec.Struct, frozen=True, kw_only=True):
+    """`is_applied` is False when the step had no trainable token or a number was not finite
+    (`reason` says which); then the weights are unchanged."""
+
+    grad_norm: float
+    loss: float
+    learning_rate: float
+    is_applied: bool
+    reason: str = ""
+
+
+class CellBackend(Protocol):
+    def enter_training(self) -> None: ...
+
+    def leave_training(self) -> None: ...
+
+    def open_step(self, step: int, version: int, snapshot: Descriptor | None) -> int:
+        """Zero the sums; a satellite pulls and verifies `snapshot` (None on the core).
+        Returns the verified version."""
+        ...
+
+    def run(self, micro_step: MicroStep) -> StepCounts:
+        """Forward and backward; gradients add to this cell's sums. Returns what it added."""
+        ...
+
+    def drop_sums(self) -> None:
+        """Forget this step's sums (the step is abandoned)."""
+        ...
+
+    def expose_gradients(self, step: int) -> tuple[Descriptor, StepCounts]:
+        """A stable copy of this cell's sums, for the core to pull."""
+        ...
+
+    def reduce(self, members: list[tuple[Descriptor, StepCounts]]) -> StepCounts:
+        """Core only: copy of own sums + every member's, in the given order. Own sums stay until
+        `update`, so a failed reduce can be repeated with other members."""
+        ...
+
+    def update(self, version: int) -> UpdateNorms:
+        """Core only: divide by the reduced counts, check finite, clip, one optimizer update;
+        the weights then are `version`."""
+        ...
+
+    def expose_weights(self, version: int) -> Descriptor: ...
+
+    def load(self, snapshot: Descriptor) -> int:
+        """Overwrite the weights in place from `snapshot`; returns the verified version."""
+        ...
+
+    def save(self, folder: str) -> None:
+        """Core only: weights and optimizer state as safetensors into an existing folder."""
+        ...
+
+    def restore(self, folder: str) -> None:
+        """Core only: the inverse of save."""
+        ...
+
+    def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Read-only copies of all weights by name (tests, checksums)."""
+        ...

@@ -1,0 +1,123 @@
+"""The rollout engine seam: token ids in, token ids and logprobs out. Text never crosses it.
+
+Implementations: the embedded torch engine, the scripted engine, and the link that carries this
+seam to another process. Invariants: each request gets exactly one terminal chunk (its `finish`
+is set) which carries nothing that was not streamed; weights are written only while paused.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+
+
+class Finish(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    FROZEN = "frozen"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation. Sampling at absolute position p (prompt length + tokens so far) is keyed by
+    (seed, p), so a request continued from prompt + tokens so far is identical to an unbroken one.
+    """
+
+    request_id: str
+    execution: str
+    prompt_ids: list[int]
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop_ids: list[int] = []
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampled ids with their logprobs (same length), all of one policy_version.
+
+    A stop id that was sampled is in `ids`. `reason` is words, set with Finish.ERROR.
+    """
+
+    ids: list[int] = []
+    logprobs: list[float] = []
+    policy_version: int = 0
+    finish: Finish | None = None
+    reason: str = ""
+
+
+class EngineCaps(msgspec.Struct, frozen=True, kw_only=True):
+    """`logprob_mode`: raw (T = 1) or processed (of the sampled distribution)."""
+
+    engine: str
+    logprob_mode: str
+    is_resume_exact: bool
+    can_export_kv: bool
+    weight_path: str
+    context_tokens: int
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Health is progress: `num_generated_tokens` only grows while work is running."""
+
+    num_running: int
+    num_waiting: int
+    kv_used_bytes: int
+    version: int
+    num_generated_tokens: int
+    num_prefill_tokens: int = 0
+    num_reused_tokens: int = 0
+
+
+class Engine(Protocol):
+    def submit(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Chunks of one request up to and including its terminal chunk."""
+        ...
+
+    async def freeze(self, request_id: str) -> None:
+        """Idempotent. Returns when no more tokens can be written for it and its terminal chunk
+        (`frozen`) was queued. Unknown ids are fine."""
+        ...
+
+    async def freeze_all(self) -> None:
+        """`freeze` for everything running or waiting."""
+        ...
+
+    async def cancel(self, request_id: str) -> None:
+        """Like freeze, with terminal chunk `cancelled`."""
+        ...
+
+    async def pause(self) -> None:
+        """After it returns no forward runs and weights may be written."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def begin_update(self, version: int) -> None:
+        """Only while paused. From here until `commit` the engine is unroutable."""
+        ...
+
+    async def push(self, name: str, tensor: Any) -> None:
+        """Write one named weight in place. `tensor` is a torch tensor or a numpy array."""
+        ...
+
+    async def commit(self, version: int) -> None:
+        """All or nothing: every weight was pushed, else BoundaryError and the engine stays
+        unroutable until a full load. Empties every prefix cache."""
+        ...
+
+    async def release(self) -> None:
+        """Free the KV memory (the cell leaves rollout). Nothing may be running."""
+        ...
+
+    async def restore(self) -> None: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def caps(self) -> EngineCaps: ...
+
+
+EngineFactory = Callable[[], Engine]

@@ -1,0 +1,63 @@
+"""What the gateway records of a turn, as it travels to the controller and into the run folder.
+
+A turn's prompt restores as: the first `num_kept_tokens` ids of the parent turn's (prompt +
+completion), then the new ids stored in its own segment record. Invariant: completion ids,
+logprobs and spans have the same length in tokens.
+"""
+
+import msgspec
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Completion tokens [start, end) sampled by `engine` under `policy_version`."""
+
+    start: int
+    end: int
+    policy_version: int
+    engine: str
+
+
+class SegmentRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a token record lies: file number, byte offset of the record, and its crc32."""
+
+    segment: int
+    offset_bytes: int
+    crc32: int
+
+
+class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed or abandoned model call of an execution; ids are in the segment record.
+
+    `turn` like "e000123.t7"; `parent` another turn of the execution or "" at a root;
+    `fork_reason` "" when it extends its parent. `is_committed` is True once its terminal event
+    was written to the client. `finish`: stop, length, cancelled, error.
+    """
+
+    turn: str
+    execution: str
+    attempt: int
+    parent: str
+    fork_reason: str
+    role: str
+    num_kept_tokens: int
+    num_new_prompt_tokens: int
+    num_completion_tokens: int
+    spans: list[Span]
+    finish: str
+    is_committed: bool
+    ref: SegmentRef
+    received_s: float
+    first_token_s: float
+    ended_s: float
+    held_s: float
+    num_continuations: int
+
+
+class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a segment record, restored: new prompt ids and the completion."""
+
+    header: TurnRecord
+    new_prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float]
+    request_delta: bytes
