@@ -1,0 +1,26 @@
+"""Errors by who is at fault: the user (ConfigError), a boundary we crossed (BoundaryError).
+
+Ours is `control.errors.InvariantError`. A failed execution is data, never an error.
+Must not know: exit codes and wording of the command line.
+"""
+
+
+class ConfigError(Exception):
+    """The user's input cannot work. The text names the thing, what was expected and what to do.
+
+    One line for each problem; the command line prints it and exits with 2.
+    """
+
+
+class BoundaryError(Exception):
+    """A call across `boundary` (engine, weights, disk, network, process, ...) failed.
+
+    `retryable` is True only if the same call may succeed later without another effect
+    having happened twice.
+    """
+
+    def __init__(self, boundary: str, reason: str, *, retryable: bool) -> None:
+        super().__init__(f"{boundary}: {reason}")
+        self.boundary = boundary
+        self.reason = reason
+        self.retryable = retryable
