@@ -1,0 +1,59 @@
+"""What every config model shares: frozen, closed, strict, and paths that know their folder.
+
+Owns: the base model and the path types. Must not know: which sections exist.
+Invariant: a relative path is resolved once, against the folder of the TOML file it came from.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+class Section(BaseModel):
+    """One component's settings: frozen, unknown keys refused, no silent conversions."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False
+    )
+
+
+def _folder(info: ValidationInfo) -> Path | None:
+    folder = (info.context or {}).get("folder")
+    return folder if isinstance(folder, Path) else None
+
+
+def _resolve(path: Path, info: ValidationInfo) -> Path:
+    folder = _folder(info)
+    return path if folder is None else Path(folder, path.expanduser()).resolve()
+
+
+def _resolve_model(name: str, info: ValidationInfo) -> str:
+    """A folder becomes absolute; a name spelled `owner/name` that is no folder is a hub id."""
+    if not name.strip():
+        raise ValueError("must not be empty")
+    folder = _folder(info)
+    if folder is None:
+        return name
+    path = Path(folder, Path(name).expanduser()).resolve()
+    if _HUB_ID.fullmatch(name) and not path.exists():
+        return name
+    return str(path)
+
+
+def _resolve_callable(name: str, info: ValidationInfo) -> str:
+    """`file.py:function` gets an absolute file; `module:function` stays as it is."""
+    target, colon, function = name.rpartition(":")
+    if not colon or not target or not function.isidentifier():
+        raise ValueError("expected file.py:function or module:function")
+    if not target.endswith(".py"):
+        return name
+    return f"{_resolve(Path(target), info)}:{function}"
+
+
+ConfigPath = Annotated[Path, AfterValidator(_resolve)]
+ModelPath = Annotated[str, AfterValidator(_resolve_model)]
+CallablePath = Annotated[str, AfterValidator(_resolve_callable)]

@@ -1,0 +1,143 @@
+"""RunConfig: everything a run is told, and the rules that span several keys.
+
+Owns: the whole of the config and its cross-field rules. Must not know: TOML, files, wording of
+type errors (see load.py). Invariant: what `find_problems` returns is empty for every config that
+`load_config` gave out.
+"""
+
+from pydantic import Field
+
+from opengyre.config.base import Section
+from opengyre.config.schedule import ScheduleConfig, TopologyConfig
+from opengyre.config.sections import (
+    EngineConfig,
+    EvalConfig,
+    GatewayConfig,
+    HarnessConfig,
+    ModelConfig,
+    RunSection,
+    SamplingConfig,
+    SandboxConfig,
+    StoreConfig,
+    TaskSourceConfig,
+)
+from opengyre.config.training import TrainingConfig
+
+
+class RunConfig(Section):
+    """A whole run. Tables without required keys may be left out of the TOML."""
+
+    run: RunSection
+    model: ModelConfig
+    tasks: tuple[TaskSourceConfig, ...] = Field(min_length=1, description="sources of tasks")
+    eval: EvalConfig | None = Field(
+        default=None, description="held-out tasks; left out: no evaluation"
+    )
+    topology: TopologyConfig = TopologyConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    training: TrainingConfig = TrainingConfig()
+    harness: HarnessConfig = HarnessConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    engine: EngineConfig = EngineConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    store: StoreConfig = StoreConfig()
+
+
+def find_problems(config: RunConfig) -> list[str]:
+    """Rules that span several keys; each answer is one line: key = value: expected ..."""
+    return [
+        *_schedule_problems(config.schedule),
+        *_token_problems(config),
+        *_task_problems(config),
+        *_program_problems(config),
+    ]
+
+
+def config_warnings(config: RunConfig) -> list[str]:
+    """What works, but not as a reader of the config would expect; one line each."""
+    schedule, topology = config.schedule, config.topology
+    ahead = schedule.run_ahead * schedule.groups_per_step * schedule.group_size
+    free = topology.num_slots - topology.slots_per_cell
+    if ahead <= free:
+        return []
+    return [
+        f"schedule.run_ahead keeps {ahead} executions (phi*B*N) ahead, but only {free} slots "
+        f"remain without the core: it can leave rollout only after {ahead - free} of them closed"
+    ]
+
+
+def _schedule_problems(schedule: ScheduleConfig) -> list[str]:
+    problems = []
+    least = schedule.run_ahead + schedule.steps_per_burst - 1
+    if schedule.max_staleness < least:
+        problems.append(
+            f"schedule.max_staleness = {schedule.max_staleness}: expected at least {least} "
+            "(run_ahead + steps_per_burst - 1); no order of groups can keep less"
+        )
+    if schedule.min_valid_members > schedule.group_size:
+        problems.append(
+            f"schedule.min_valid_members = {schedule.min_valid_members}: expected at most "
+            f"schedule.group_size = {schedule.group_size}"
+        )
+    if schedule.hold_max_s < schedule.publish_timeout_s:
+        problems.append(
+            f"schedule.hold_max_s = {schedule.hold_max_s:g}: expected at least "
+            f"schedule.publish_timeout_s = {schedule.publish_timeout_s:g}; requests are held "
+            "while an engine loads"
+        )
+    return problems
+
+
+def _token_problems(config: RunConfig) -> list[str]:
+    context = config.sampling.context_tokens
+    problems = []
+    if config.sampling.max_new_tokens >= context:
+        problems.append(
+            f"sampling.max_new_tokens = {config.sampling.max_new_tokens}: expected less than "
+            f"sampling.context_tokens = {context}"
+        )
+    for key, value, use in (
+        ("engine.kv_tokens", config.engine.kv_tokens, "one request must fit"),
+        ("training.micro_step_tokens", config.training.micro_step_tokens, "one path must fit"),
+    ):
+        if value < context:
+            problems.append(
+                f"{key} = {value}: expected at least sampling.context_tokens = {context}; {use}"
+            )
+    return problems
+
+
+def _task_problems(config: RunConfig) -> list[str]:
+    paths = [source.path for source in config.tasks]
+    problems = [
+        f"tasks[{number}].path = {path}: expected a source that is not listed before it"
+        for number, path in enumerate(paths)
+        if path in paths[:number]
+    ]
+    if config.eval is not None and config.eval.path in paths:
+        problems.append(
+            f"eval.path = {config.eval.path}: expected held-out tasks, not a folder of [[tasks]]"
+        )
+    return problems
+
+
+def _program_problems(config: RunConfig) -> list[str]:
+    topology, harness = config.topology, config.harness
+    problems = []
+    if topology.engine == "scripted" and config.engine.scripted.policy is None:
+        problems.append(
+            "engine.scripted.policy is missing: expected file.py:function, "
+            'because topology.engine = "scripted"'
+        )
+    if topology.cell == "emulated" and topology.engine == "embedded":
+        problems.append(
+            'topology.cell = "emulated": expected topology.engine = "scripted" beside it; '
+            "emulated cells have no weights for an embedded engine to load"
+        )
+    if (harness.profile == "command") != bool(harness.command):
+        problems.append(
+            f"harness.command = {list(harness.command)}: expected a program and its arguments "
+            'if and only if harness.profile = "command"'
+        )
+    return problems
