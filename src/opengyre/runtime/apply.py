@@ -1,0 +1,257 @@
+"""Applies the scheduler's commands: which calls on which processes each of them is.
+
+Owns: the order of calls inside one command. Must not know: why a command was given. Invariants:
+each command is answered exactly once; commands that name the same engine run in their order.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from opengyre.control import commands as c
+from opengyre.control.facts import CommandApplied, CommandFailed, CommandUnknown
+from opengyre.runtime import messages as m
+from opengyre.runtime.book import Book
+from opengyre.runtime.executions import Executions
+from opengyre.runtime.inbox import Inbox
+from opengyre.runtime.processes import Processes
+from opengyre.runtime.steps import Steps
+from opengyre.seams.errors import BoundaryError
+from opengyre.store.observations import (
+    GroupTask,
+    LaunchRecorded,
+    Observation,
+    Role,
+    RoleChange,
+    VersionPublished,
+)
+
+log = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplierParts:
+    """`save(step, version)` returns when the checkpoint is durable."""
+
+    book: Book
+    executions: Executions
+    processes: Processes
+    steps: Steps
+    inbox: Inbox
+    observe: Callable[[Observation], None]
+    save: Callable[[int, int], Awaitable[None]]
+    now_s: Callable[[], float]
+
+
+class Applier:
+    """`start` runs a command in the background; its answer arrives as a fact."""
+
+    def __init__(self, parts: ApplierParts) -> None:
+        self._parts = parts
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._left_rollout_s: dict[int, float] = {}
+        self._memory: dict[int, dict[str, int]] = {}
+        self.num_continued_by_engine: dict[str, int] = {}
+        self.has_ended = asyncio.Event()
+        self.is_failed = False
+        self.end_reason = ""
+
+    def start(self, command: c.AnyCommand, tasks: asyncio.TaskGroup) -> None:
+        tasks.create_task(self._answer(command, tasks))
+
+    async def _answer(self, command: c.AnyCommand, tasks: asyncio.TaskGroup) -> None:
+        try:
+            async with self._locks.setdefault(_line(command), asyncio.Lock()):
+                await self._apply(command, tasks)
+        except BoundaryError as error:
+            log.warning("%s failed: %s", type(command).__name__, error)
+            kind = CommandUnknown if error.retryable else CommandFailed
+            self._parts.inbox.tell(kind(command_id=command.command_id, reason=str(error)))
+        else:
+            self._parts.inbox.tell(CommandApplied(command_id=command.command_id))
+
+    async def _apply(self, command: c.AnyCommand, tasks: asyncio.TaskGroup) -> None:
+        match command:
+            case c.DispatchGroups() | c.DispatchEval() | c.Launch() | c.Cancel():
+                self._apply_to_executions(command, tasks)
+            case c.CloseDoor() | c.Reroute() | c.Freeze() | c.OpenDoor() | c.Publish():
+                await self._apply_to_engine(command)
+            case c.EnterTraining() | c.LeaveTraining():
+                await self._apply_to_cell(command)
+            case c.EndRun():
+                self.is_failed, self.end_reason = command.failed, command.reason
+                self.has_ended.set()
+            case _:
+                await self._apply_to_step(command)
+
+    def _apply_to_executions(
+        self,
+        command: c.DispatchGroups | c.DispatchEval | c.Launch | c.Cancel,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        book = self._parts.book
+        match command:
+            case c.DispatchGroups():
+                for group, members in command.groups:
+                    task = book.add_group(
+                        group, members, burst=command.burst, version=command.version
+                    )
+                    self._parts.observe(GroupTask(group=group, task=task.name))
+            case c.DispatchEval():
+                book.add_eval(command.executions, burst=command.burst, version=command.version)
+            case c.Launch():
+                one = book.executions[command.execution]
+                self._parts.observe(
+                    LaunchRecorded(
+                        execution=one.execution,
+                        task=one.task.name,
+                        group=one.group,
+                        launch_number=1,
+                    )
+                )
+                self._parts.executions.launch(command.execution, command.engine, tasks)
+            case c.Cancel():
+                if not command.was_queued:
+                    self._parts.executions.cancel(command.execution)
+            case _:
+                assert_never(command)
+
+    async def _apply_to_engine(
+        self, command: c.CloseDoor | c.Reroute | c.Freeze | c.OpenDoor | c.Publish
+    ) -> None:
+        call = self._parts.processes.call
+        match command:
+            case c.CloseDoor():
+                self._note_leaving(command.engine)
+                await call("gateway", m.ShutDoor(engine=command.engine))
+            case c.Reroute():
+                self._parts.executions.engine_by_execution.update(command.moves)
+                await call("gateway", m.SetRoutes(routes=list(command.moves)))
+            case c.Freeze():
+                await call(command.engine, m.FreezeAll())
+            case c.OpenDoor():
+                await call(command.engine, m.AdmitRequests())
+                await call("gateway", m.OpenDoorAt(engine=command.engine))
+            case c.Publish():
+                await self._publish(command)
+            case _:
+                assert_never(command)
+
+    async def _publish(self, command: c.Publish) -> None:
+        """DESIGN 2.5.2 at one engine; its requests are continued by the gateway."""
+        call, engine = self._parts.processes.call, command.engine
+        snapshot = self._parts.steps.published(command.version)
+        started_s = self._parts.now_s()
+        self.num_continued_by_engine[engine] = 0
+        await call("gateway", m.ShutDoor(engine=engine))
+        await call(engine, m.FreezeAll())
+        loaded = await call(
+            engine,
+            m.LoadVersion(version=command.version, snapshot=snapshot),
+            timeout_s=LOAD_TIMEOUT_S,
+        )
+        await call(engine, m.AdmitRequests())
+        held_s = self._parts.now_s() - started_s
+        await call("gateway", m.OpenDoorAt(engine=engine))
+        self._parts.observe(
+            VersionPublished(
+                engine=engine,
+                version=loaded.version,
+                checksum=loaded.checksum,
+                held_s=held_s,
+                num_continued=self.num_continued_by_engine[engine],
+            )
+        )
+
+    async def _apply_to_cell(self, command: c.EnterTraining | c.LeaveTraining) -> None:
+        call, cell = self._parts.processes.call, command.cell
+        started_s = self._left_rollout_s.pop(cell, self._parts.now_s())
+        match command:
+            case c.EnterTraining():
+                taken = await call(f"c{cell}", m.BeTrainer())
+                self._changed(cell, Role.TRAINING, started_s, taken.memory_bytes)
+            case c.LeaveTraining():
+                started_s = self._parts.now_s()
+                snapshot = self._parts.steps.published(command.version)
+                message = m.BeEngine(version=command.version, snapshot=snapshot)
+                loaded = await call(f"c{cell}", message, timeout_s=LOAD_TIMEOUT_S)
+                self._changed(cell, Role.ROLLOUT, started_s, loaded.memory_bytes)
+                self._parts.observe(
+                    VersionPublished(
+                        engine=f"c{cell}",
+                        version=loaded.version,
+                        checksum=loaded.checksum,
+                        held_s=0.0,
+                        num_continued=0,
+                    )
+                )
+            case _:
+                assert_never(command)
+
+    async def _apply_to_step(
+        self,
+        command: (
+            c.OpenStep
+            | c.Admit
+            | c.Offer
+            | c.CloseStep
+            | c.DropMember
+            | c.AbandonStep
+            | c.Checkpoint
+            | c.Expose
+        ),
+    ) -> None:
+        steps = self._parts.steps
+        match command:
+            case c.OpenStep():
+                await steps.open(command.step, command.version)
+            case c.Admit():
+                await steps.admit(command.step, command.cell)
+            case c.Offer():
+                steps.offer(command.step, command.groups)
+            case c.CloseStep():
+                await steps.close(command.step, command.num_groups)
+            case c.DropMember():
+                await steps.drop_member(command.step, command.cell)
+            case c.AbandonStep():
+                await steps.abandon(command.step)
+            case c.Checkpoint():
+                await self._parts.save(command.step, command.version)
+            case c.Expose():
+                await steps.publish(command.version)
+            case _:
+                assert_never(command)
+
+    def _note_leaving(self, engine: str) -> None:
+        if engine.startswith("c"):
+            self._left_rollout_s[int(engine[1:])] = self._parts.now_s()
+
+    def _changed(self, cell: int, role: Role, started_s: float, memory_bytes: int) -> None:
+        memory = self._memory.setdefault(cell, {})
+        memory[role.value] = memory_bytes
+        self._parts.observe(
+            RoleChange(
+                cell=cell,
+                role=role,
+                started_s=started_s,
+                ended_s=self._parts.now_s(),
+                memory_bytes_by_state=dict(memory),
+            )
+        )
+
+
+def _line(command: c.AnyCommand) -> str:
+    """Commands of one line run one after another, in the order of the plan."""
+    match command:
+        case c.CloseDoor() | c.Freeze() | c.OpenDoor() | c.Publish():
+            return command.engine
+        case c.EnterTraining() | c.LeaveTraining():
+            return f"c{command.cell}"
+        case c.OpenStep() | c.Offer():
+            return f"step {command.step}"
+        case _:
+            return f"command {command.command_id}"

@@ -1,0 +1,174 @@
+"""A cell's (or a standalone engine's) process: one set of weights, one compute thread, two roles.
+
+Owns: the order inside a role change on this side. Must not know: why it changes, or what other
+cells do. Invariants: the engine's door is shut before its requests are frozen; a forward pass of
+the engine, a micro-step and a weight update never overlap; an engine admits requests only under a
+version it verified.
+"""
+
+import asyncio
+import time
+from typing import Any, assert_never
+
+from opengyre.runtime import messages as m
+from opengyre.runtime.child import Child, run_child
+from opengyre.runtime.parts import CellParts, build_parts
+from opengyre.runtime.resident import resident_bytes
+from opengyre.seams.cells import CellBackend
+from opengyre.seams.errors import BoundaryError
+from opengyre.seams.weights import Descriptor
+
+CLAIM_TIMEOUT_S = 30.0
+
+
+class CellProcess:
+    """Handles what the controller asks; tokens travel on the engine link, not here."""
+
+    def __init__(self, child: Child, setup: m.CellSetup, parts: CellParts) -> None:
+        self._child = child
+        self._setup = setup
+        self._parts = parts
+        self._claims: asyncio.Task[None] | None = None
+
+    async def handle(self, message: Any) -> m.Message | None:
+        match message:
+            case m.FreezeAll():
+                self._parts.link.close_door()
+                await self._parts.engine.freeze_all()
+                return m.Done()
+            case m.AdmitRequests():
+                self._parts.link.open_door()
+                return m.Done()
+            case m.LoadVersion():
+                return await self._load(message.version, message.snapshot)
+            case m.AskStats():
+                return m.Stats(stats=self._parts.engine.stats())
+            case _:
+                return await self._train(message, self._backend)
+
+    @property
+    def _backend(self) -> CellBackend:
+        if self._parts.backend is None:
+            raise BoundaryError("cell", "a standalone engine never trains", retryable=False)
+        return self._parts.backend
+
+    async def _train(self, message: Any, backend: CellBackend) -> m.Message:
+        compute = self._parts.compute
+        match message:
+            case m.BeTrainer():
+                await self._parts.engine.pause()
+                await self._parts.engine.release()
+                await compute.run(backend.enter_training)
+                return m.RoleTaken(memory_bytes=resident_bytes())
+            case m.BeEngine():
+                await self._stop_claims()
+                await compute.run(backend.leave_training)
+                await self._parts.engine.restore()
+                return await self._load(message.version, message.snapshot)
+            case m.ExposeWeights():
+                snapshot = await compute.run(backend.expose_weights, message.version)
+                return m.Exposed(snapshot=snapshot)
+            case m.JoinStep():
+                return await self._join(message, backend)
+            case m.ShareGradients():
+                shared, counts = await compute.run(backend.expose_gradients, message.step)
+                return m.Gradients(snapshot=shared, counts=counts)
+            case m.ReduceStep():
+                members = [(one.snapshot, one.counts) for one in message.members]
+                return m.Reduced(counts=await compute.run(backend.reduce, members))
+            case m.UpdateStep():
+                return m.Updated(norms=await compute.run(backend.update, message.version))
+            case m.DropStep():
+                await self._stop_claims()
+                await compute.run(backend.drop_sums)
+                return m.Done()
+            case m.SaveState():
+                await compute.run(backend.save, message.folder)
+                return m.Done()
+            case _:
+                assert_never(message)
+
+    async def _load(self, version: int, snapshot: Descriptor) -> m.Loaded:
+        """Pause, pull, verify, write in place, switch the version, resume (all or nothing)."""
+        engine = self._parts.engine
+        tensors = await asyncio.to_thread(self._parts.pull, snapshot)
+        await engine.pause()
+        await engine.begin_update(version)
+        for name, tensor in tensors.items():
+            await engine.push(name, tensor)
+        await engine.commit(version)
+        await engine.resume()
+        return m.Loaded(
+            version=version, checksum=snapshot.checksum, memory_bytes=resident_bytes()
+        )
+
+    async def _join(self, message: m.JoinStep, backend: CellBackend) -> m.Joined:
+        await self._stop_claims()
+        started_s = time.monotonic()
+        version = await self._parts.compute.run(
+            backend.open_step, message.step, message.version, message.snapshot
+        )
+        self._claims = asyncio.create_task(self._claim_until_closed(message.step, backend))
+        return m.Joined(
+            step=message.step, version=version, pull_s=time.monotonic() - started_s
+        )
+
+    async def _claim_until_closed(self, step: int, backend: CellBackend) -> None:
+        """Claim, run, tell; the controller answers within a second even if there is nothing."""
+        peer, setup = self._child.peer, self._setup
+        if peer is None or setup.cell is None:
+            return
+        claim = m.Claim(step=step, cell=setup.cell, incarnation=setup.incarnation)
+        while True:
+            claimed: m.Claimed = await peer.call(claim, timeout_s=CLAIM_TIMEOUT_S)
+            if claimed.is_closed:
+                return
+            micro_step = claimed.micro_step
+            if micro_step is None:
+                continue
+            started_s = time.monotonic()
+            await self._parts.compute.run(backend.run, micro_step)
+            peer.notify(
+                m.Finished(
+                    step=step,
+                    number=micro_step.number,
+                    cell=setup.cell,
+                    incarnation=setup.incarnation,
+                    num_tokens=len(micro_step.token_ids),
+                    run_s=time.monotonic() - started_s,
+                )
+            )
+
+    async def _stop_claims(self) -> None:
+        """The loop ends at its next wait; a micro-step that runs finishes in the thread."""
+        claims, self._claims = self._claims, None
+        if claims is not None:
+            claims.cancel()
+            await asyncio.wait([claims])
+
+
+async def main(address: str, child: Child) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        setup = await child.connect(address, tasks)
+        if not isinstance(setup, m.CellSetup):
+            raise BoundaryError("cell", "expected a cell's setup", retryable=False)
+        async with build_parts(setup) as parts:
+            cell = CellProcess(child, setup, parts)
+            child.serve_with(cell.handle)
+            await child.tell(
+                m.CellReady(
+                    engine=setup.engine,
+                    incarnation=setup.incarnation,
+                    link_address=parts.link_address,
+                    version=0,
+                    checksum=0,
+                    memory_bytes=resident_bytes(),
+                )
+            )
+            await child.quit.wait()
+        if child.peer is not None:
+            child.peer.close()
+
+
+if __name__ == "__main__":
+    run_child(main)

@@ -1,0 +1,72 @@
+"""What the gateway and cell processes have in common: connect, say hello, serve, quit.
+
+Invariants: a child ends when its controller's connection ends, whatever it was doing.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from opengyre.runtime.launcher import die_with_parent
+from opengyre.runtime.messages import ALL, Done, Hello, Message, Quit
+from opengyre.transport.framed import Peer, Wire, connect
+
+WIRE = Wire(*ALL)
+HELLO_TIMEOUT_S = 30.0
+
+
+class Child:
+    """One connection to the controller and the handler of what it asks."""
+
+    def __init__(self, name: str, incarnation: int) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self.quit = asyncio.Event()
+        self.peer: Peer | None = None
+        self._handler: Callable[[Any], Awaitable[Message | None]] | None = None
+
+    async def connect(self, address: str, tasks: asyncio.TaskGroup) -> Any:
+        """Say hello; returns the setup message for this process."""
+        self.peer = await connect(
+            address, wire=WIRE, handler=self._handle, name=f"{self.name} to controller"
+        )
+        tasks.create_task(self._serve())
+        hello = Hello(name=self.name, incarnation=self.incarnation, pid=os.getpid())
+        return await self.peer.call(hello, timeout_s=HELLO_TIMEOUT_S)
+
+    def serve_with(self, handler: Callable[[Any], Awaitable[Message | None]]) -> None:
+        self._handler = handler
+
+    async def tell(self, message: Message) -> None:
+        if self.peer is not None:
+            self.peer.notify(message)
+
+    async def _serve(self) -> None:
+        if self.peer is not None:
+            await self.peer.run()
+        self.quit.set()
+
+    async def _handle(self, message: Any) -> Message | None:
+        if isinstance(message, Quit):
+            self.quit.set()
+            return Done()
+        if self._handler is None:
+            return None
+        return await self._handler(message)
+
+
+def run_child(main: Callable[[str, Child], Awaitable[None]]) -> None:
+    """Entry of a child process: argv is address, name, incarnation."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    address, name, incarnation = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+    async def body() -> None:
+        await main(address, Child(name, incarnation))
+
+    asyncio.run(body())

@@ -1,0 +1,201 @@
+"""Runs one execution from launch to verdict: workspace, session, harness, outcome, grade.
+
+Owns: the order of these and their clean-up. Must not know: slots, roles, steps. Invariants: one
+ExecutionClosed and one VerdictGiven per launched execution, whatever happens; no verdict is not
+zero; nothing of an execution is left on disk when it is graded.
+"""
+
+import asyncio
+import logging
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from opengyre.control.facts import ExecutionClosed, Outcome, VerdictGiven
+from opengyre.control.ids import ExecutionId
+from opengyre.runtime import messages as m
+from opengyre.runtime.book import Book, Execution
+from opengyre.runtime.inbox import Inbox
+from opengyre.runtime.processes import Processes
+from opengyre.seams.errors import BoundaryError
+from opengyre.seams.harness import Ending, Harness, HarnessJob, LaunchResult, Limits, Sandbox
+from opengyre.seams.tasks import Grader, Verdict
+
+log = logging.getLogger(__name__)
+
+MAX_GRADERS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionParts:
+    """What executions are made of; `base_url` is the gateway's, without an execution's path."""
+
+    sandbox: Sandbox
+    harness: Harness
+    grader: Grader
+    limits: Limits
+    base_url: str
+    model: str
+    folder: Path
+    max_launches: int
+
+
+class Executions:
+    """`launch` starts one; its facts come through the inbox. `cancel` ends one early."""
+
+    def __init__(
+        self,
+        parts: ExecutionParts,
+        *,
+        book: Book,
+        processes: Processes,
+        inbox: Inbox,
+        on_result: Callable[[Execution, LaunchResult], None],
+    ) -> None:
+        self._parts = parts
+        self._book = book
+        self._processes = processes
+        self._inbox = inbox
+        self._on_result = on_result
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._cancelled: set[str] = set()
+        self._graders = asyncio.Semaphore(MAX_GRADERS)
+        self.engine_by_execution: dict[str, str] = {}
+
+    def launch(self, execution: str, engine: str, tasks: asyncio.TaskGroup) -> None:
+        self.engine_by_execution[execution] = engine
+        task = tasks.create_task(self._play(self._book.executions[execution]))
+        self._tasks[execution] = task
+        task.add_done_callback(lambda _: self._tasks.pop(execution, None))
+
+    def cancel(self, execution: str) -> None:
+        """Ends the harness; the execution closes as cancelled. Too late is fine."""
+        self._cancelled.add(execution)
+        task = self._tasks.get(execution)
+        if task is not None:
+            task.cancel()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._tasks)
+
+    async def _play(self, one: Execution) -> None:
+        folder = self._parts.folder / one.execution
+        outcome, result = Outcome.LOST, None
+        try:
+            outcome, result = await self._launches(one, folder)
+        except asyncio.CancelledError:
+            if one.execution not in self._cancelled:
+                raise
+            outcome = Outcome.CANCELLED
+            asyncio.current_task().uncancel()  # type: ignore[union-attr]  # inside a task
+        await self._end_session(one)
+        self._inbox.tell(ExecutionClosed(execution=ExecutionId(one.execution), outcome=outcome))
+        if result is not None:
+            self._on_result(one, result)
+        verdict = await self._grade(one, folder, outcome)
+        one.reward, one.has_verdict = verdict.reward, True
+        tokens = sum(t.num_completion_tokens for t in one.turns if t.is_committed)
+        self._inbox.tell(
+            VerdictGiven(
+                execution=ExecutionId(one.execution),
+                reward=verdict.reward,
+                reason=verdict.reason,
+                num_trainable_tokens=tokens,
+            )
+        )
+        await asyncio.to_thread(shutil.rmtree, folder, True)
+
+    async def _launches(self, one: Execution, folder: Path) -> tuple[Outcome, LaunchResult]:
+        """Launch, and again after our own fault (DESIGN 2.4.9), at most `max_launches` times."""
+        while True:
+            one.num_launches += 1
+            one.turns.clear()
+            result = await self._launch_once(one, folder)
+            if not result.is_our_fault or one.num_launches >= self._parts.max_launches:
+                return _outcome(result), result
+            log.warning("%s is launched again: %s", one.execution, result.reason)
+            await self._end_session(one)
+
+    async def _launch_once(self, one: Execution, folder: Path) -> LaunchResult:
+        await asyncio.to_thread(_make_folders, folder, one.task.workspace)
+        key = secrets.token_urlsafe(24)
+        session = m.OpenSession(
+            execution=one.execution,
+            key=key,
+            engine=self.engine_by_execution[one.execution],
+            seed=one.seed,
+        )
+        try:
+            await self._processes.call("gateway", session)
+            spec = self._parts.harness.prepare(self._job(one, folder, key))
+            return await self._parts.sandbox.run(spec, held_s=lambda: _held_s(one))
+        except (BoundaryError, OSError) as error:
+            return LaunchResult(
+                ending=Ending.NOT_STARTED,
+                exit_code=None,
+                signal=None,
+                output_tail="",
+                num_output_bytes=0,
+                wall_s=0.0,
+                reason=str(error),
+            )
+
+    def _job(self, one: Execution, folder: Path, key: str) -> HarnessJob:
+        limits = self._parts.limits
+        if one.task.agent_wall_s is not None:
+            limits = replace(limits, wall_s=min(limits.wall_s, one.task.agent_wall_s))
+        return HarnessJob(
+            execution=one.execution,
+            instruction=one.task.instruction,
+            workspace=folder / "workspace",
+            private_tmp=folder / "tmp",
+            base_url=f"{self._parts.base_url}/{one.execution}/v1",
+            api_key=key,
+            model=self._parts.model,
+            limits=limits,
+        )
+
+    async def _end_session(self, one: Execution) -> None:
+        try:
+            await self._processes.call("gateway", m.CloseSession(execution=one.execution))
+        except BoundaryError as error:
+            log.warning("%s: its session did not close: %s", one.execution, error)
+
+    async def _grade(self, one: Execution, folder: Path, outcome: Outcome) -> Verdict:
+        if outcome in (Outcome.CANCELLED, Outcome.LOST):
+            return Verdict(reward=None, reason=outcome.value)
+        scratch = folder / "grade"
+        async with self._graders:
+            await asyncio.to_thread(scratch.mkdir)
+            return await self._parts.grader.grade(
+                one.task, workspace=folder / "workspace", scratch=scratch
+            )
+
+
+def _held_s(one: Execution) -> float:
+    return one.held.total_s(time.monotonic())
+
+
+def _outcome(result: LaunchResult) -> Outcome:
+    if result.is_our_fault:
+        return Outcome.LOST
+    if result.is_timed_out:
+        return Outcome.TIMED_OUT
+    has_completed = result.ending is Ending.EXITED and result.exit_code == 0
+    return Outcome.COMPLETED if has_completed else Outcome.FAILED
+
+
+def _make_folders(folder: Path, source: Path | None) -> None:
+    """A fresh workspace from the task's files, and an empty private temporary folder."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    (folder / "tmp").mkdir()
+    if source is None:
+        (folder / "workspace").mkdir()
+    else:
+        shutil.copytree(source, folder / "workspace", symlinks=True)

@@ -1,0 +1,273 @@
+"""The messages between the controller, the gateway and the cells. One closed set, typed.
+
+The controller's connection carries commands and records; tokens travel on the engine link.
+Invariant: each message names what it is about, so a late one can be recognised and refused.
+"""
+
+import msgspec
+
+from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
+from opengyre.seams.engine import EngineStats
+from opengyre.seams.records import TurnRecord
+from opengyre.seams.weights import Descriptor
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all messages; the tag is the class name."""
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """It was done; there is nothing more to say."""
+
+
+# ---- every child process to the controller
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """First message of a process: who it is. The reply is its setup."""
+
+    name: str
+    incarnation: int
+    pid: int
+
+
+class CellSetup(Message, frozen=True, kw_only=True):
+    """`config_json` is the resolved run config; `cell` is None for a standalone engine."""
+
+    engine: str
+    cell: int | None
+    incarnation: int
+    slots: int
+    config_json: str
+    link_address: str
+    plane_dir: str
+
+
+class CellReady(Message, frozen=True, kw_only=True):
+    engine: str
+    incarnation: int
+    link_address: str
+    version: int
+    checksum: int
+    memory_bytes: int
+
+
+# ---- controller to cell
+
+
+class FreezeAll(Message, frozen=True, kw_only=True):
+    """Shut the engine's own door and freeze what runs; done = writing stopped."""
+
+
+class AdmitRequests(Message, frozen=True, kw_only=True):
+    """Open the engine's own door."""
+
+
+class BeTrainer(Message, frozen=True, kw_only=True):
+    """Free KV, take training buffers."""
+
+
+class BeEngine(Message, frozen=True, kw_only=True):
+    """Free training buffers, load `snapshot` as `version`, empty caches; the door stays shut."""
+
+    version: int
+    snapshot: Descriptor
+
+
+class LoadVersion(Message, frozen=True, kw_only=True):
+    """A publication at an engine whose requests are frozen."""
+
+    version: int
+    snapshot: Descriptor
+
+
+class Loaded(Message, frozen=True, kw_only=True):
+    version: int
+    checksum: int
+    memory_bytes: int
+
+
+class RoleTaken(Message, frozen=True, kw_only=True):
+    memory_bytes: int
+
+
+class ExposeWeights(Message, frozen=True, kw_only=True):
+    version: int
+
+
+class Exposed(Message, frozen=True, kw_only=True):
+    snapshot: Descriptor
+
+
+class JoinStep(Message, frozen=True, kw_only=True):
+    """Zero the sums, pull `snapshot` (None on the core), and claim until the stream is closed."""
+
+    step: int
+    version: int
+    snapshot: Descriptor | None
+
+
+class Joined(Message, frozen=True, kw_only=True):
+    step: int
+    version: int
+    pull_s: float
+
+
+class ShareGradients(Message, frozen=True, kw_only=True):
+    step: int
+
+
+class Gradients(Message, frozen=True, kw_only=True):
+    snapshot: Descriptor
+    counts: StepCounts
+
+
+class ReduceStep(Message, frozen=True, kw_only=True):
+    step: int
+    members: list[Gradients]
+
+
+class Reduced(Message, frozen=True, kw_only=True):
+    counts: StepCounts
+
+
+class UpdateStep(Message, frozen=True, kw_only=True):
+    step: int
+    version: int
+
+
+class Updated(Message, frozen=True, kw_only=True):
+    norms: UpdateNorms
+
+
+class DropStep(Message, frozen=True, kw_only=True):
+    """Stop claiming for `step` and forget its sums."""
+
+    step: int
+
+
+class SaveState(Message, frozen=True, kw_only=True):
+    folder: str
+
+
+class AskStats(Message, frozen=True, kw_only=True):
+    pass
+
+
+class Stats(Message, frozen=True, kw_only=True):
+    stats: EngineStats
+
+
+# ---- cell to controller
+
+
+class Claim(Message, frozen=True, kw_only=True):
+    step: int
+    cell: int
+    incarnation: int
+
+
+class Claimed(Message, frozen=True, kw_only=True):
+    """No micro-step and not closed: nothing to do yet, ask again."""
+
+    micro_step: MicroStep | None = None
+    is_closed: bool = False
+
+
+class Finished(Message, frozen=True, kw_only=True):
+    """The backward of a micro-step is done; its gradient is in the cell's sums."""
+
+    step: int
+    number: int
+    cell: int
+    incarnation: int
+    num_tokens: int
+    run_s: float
+
+
+# ---- controller to gateway
+
+
+class GatewaySetup(Message, frozen=True, kw_only=True):
+    config_json: str
+    tokens_dir: str
+
+
+class GatewayReady(Message, frozen=True, kw_only=True):
+    host: str
+    port: int
+
+
+class ConnectEngine(Message, frozen=True, kw_only=True):
+    engine: str
+    incarnation: int
+    link_address: str
+
+
+class EngineGone(Message, frozen=True, kw_only=True):
+    engine: str
+
+
+class OpenSession(Message, frozen=True, kw_only=True):
+    execution: str
+    key: str
+    engine: str
+    seed: int
+
+
+class CloseSession(Message, frozen=True, kw_only=True):
+    """Cancels what still runs for it and revokes its key."""
+
+    execution: str
+
+
+class SessionClosed(Message, frozen=True, kw_only=True):
+    """Every turn of it was recorded and told before this."""
+
+    num_turns: int
+
+
+class ShutDoor(Message, frozen=True, kw_only=True):
+    engine: str
+
+
+class OpenDoorAt(Message, frozen=True, kw_only=True):
+    engine: str
+
+
+class SetRoutes(Message, frozen=True, kw_only=True):
+    """(execution, engine) pairs."""
+
+    routes: list[tuple[str, str]]
+
+
+# ---- gateway to controller
+
+
+class TurnTold(Message, frozen=True, kw_only=True):
+    """A turn whose bytes are synced."""
+
+    turn: TurnRecord
+
+
+class HoldTold(Message, frozen=True, kw_only=True):
+    """A request of `execution` is held by us from now on, or no longer."""
+
+    execution: str
+    is_held: bool
+
+
+class ContinuedTold(Message, frozen=True, kw_only=True):
+    execution: str
+    turn: str
+    from_engine: str
+    to_engine: str
+    reason: str
+    num_tokens_so_far: int
+
+
+class Quit(Message, frozen=True, kw_only=True):
+    """Finish and exit with 0."""
+
+
+ALL: tuple[type[Message], ...] = tuple(Message.__subclasses__())

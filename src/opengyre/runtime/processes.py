@@ -1,0 +1,149 @@
+"""The processes of a run as the controller sees them: start, greet, call, notice their death.
+
+Owns: connections and incarnations. Must not know: what roles or steps are. Invariants: a name
+has at most one living incarnation; a death is told once; calls to a dead one fail at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from opengyre.runtime.child import WIRE
+from opengyre.runtime.launcher import LocalLauncher
+from opengyre.runtime.messages import Hello, Message, Quit
+from opengyre.seams.errors import BoundaryError
+from opengyre.transport.framed import Peer, serve
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 120.0
+QUIT_TIMEOUT_S = 5.0
+
+Handler = Callable[[str, Any], Awaitable[Message | None]]
+
+
+@dataclass(slots=True)
+class Member:
+    """One child process; `ready` holds the message it announced itself with."""
+
+    name: str
+    incarnation: int
+    setup: Message
+    pid: int = 0
+    peer: Peer | None = None
+    ready: asyncio.Future[Any] = field(default_factory=lambda: asyncio.Future())
+
+
+class Processes:
+    """Children by name. `on_death(name, incarnation, reason)` is called once per incarnation."""
+
+    def __init__(
+        self,
+        launcher: LocalLauncher,
+        *,
+        address: str,
+        handler: Handler,
+        on_death: Callable[[str, int, str], None],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._launcher = launcher
+        self._address = address
+        self._handler = handler
+        self._on_death = on_death
+        self._tasks = tasks
+        self._members: dict[str, Member] = {}
+        self._server: asyncio.Server | None = None
+        self.is_ending = False
+
+    async def listen(self) -> None:
+        self._server, self._address = await serve(self._address, self._greet)
+
+    async def start(self, name: str, *, incarnation: int, module: str, setup: Message) -> Any:
+        """Start a child and return its ready message. Raises BoundaryError if it does not come."""
+        member = Member(name=name, incarnation=incarnation, setup=setup)
+        self._members[name] = member
+        member.pid = await self._launcher.start(name, incarnation, module, self._address)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                return await asyncio.shield(member.ready)
+        except TimeoutError as error:
+            what = f"{name} was not ready in {START_TIMEOUT_S:g} s; see its log"
+            raise BoundaryError("process", what, retryable=False) from error
+
+    def announce(self, name: str, message: Message) -> None:
+        """A child said that it is ready."""
+        member = self._members[name]
+        if not member.ready.done():
+            member.ready.set_result(message)
+
+    def is_alive(self, name: str) -> bool:
+        return name in self._members and self._members[name].peer is not None
+
+    def incarnation(self, name: str) -> int:
+        return self._members[name].incarnation
+
+    def pid(self, name: str) -> int:
+        return self._members[name].pid
+
+    async def call(self, name: str, message: Message, *, timeout_s: float = 60.0) -> Any:
+        """Ask a child. Raises BoundaryError on refusal, death or time-out."""
+        member = self._members.get(name)
+        if member is None or member.peer is None:
+            raise BoundaryError(name, "the process is not there", retryable=True)
+        return await member.peer.call(message, timeout_s=timeout_s)
+
+    def kill(self, name: str) -> None:
+        """Fence a child that does not answer: it is dead from now on."""
+        member = self._members.get(name)
+        if member is not None:
+            self._launcher.kill(name, member.incarnation)
+
+    def exited(self, name: str, incarnation: int, returncode: int) -> None:
+        """The launcher's exit notice."""
+        member = self._members.get(name)
+        if member is None or member.incarnation != incarnation:
+            return
+        del self._members[name]
+        reason = f"{name} ended with code {returncode}"
+        if not member.ready.done():
+            member.ready.set_exception(BoundaryError("process", reason, retryable=False))
+            member.ready.exception()
+        if not self.is_ending:
+            log.warning("%s", reason)
+            self._on_death(name, incarnation, reason)
+
+    async def quit_all(self) -> None:
+        """Tell every child to finish, the gateway first; then wait for them to be gone."""
+        self.is_ending = True
+        for member in sorted(self._members.values(), key=lambda m: m.name != "gateway"):
+            if member.peer is None:
+                continue
+            try:
+                await member.peer.call(Quit(), timeout_s=QUIT_TIMEOUT_S)
+            except BoundaryError as error:
+                log.warning("%s did not take its leave: %s", member.name, error)
+        await self._launcher.end_all(QUIT_TIMEOUT_S)
+        if self._server is not None:
+            self._server.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        who: list[str] = []
+
+        async def handle(message: Any) -> Message | None:
+            if isinstance(message, Hello):
+                who.append(message.name)
+                return self._welcome(message, peer)
+            return await self._handler(who[0], message) if who else None
+
+        peer = Peer(reader, writer, wire=WIRE, handler=handle, name="child")
+        await peer.run()
+
+    def _welcome(self, hello: Hello, peer: Peer) -> Message:
+        member = self._members.get(hello.name)
+        if member is None or member.incarnation != hello.incarnation:
+            raise BoundaryError("process", f"{hello.name} is not expected", retryable=False)
+        member.peer = peer
+        peer.name = hello.name
+        return member.setup
