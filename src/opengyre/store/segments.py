@@ -1,0 +1,251 @@
+"""Token bytes of the run: `tokens/NNNN.seg`, append-only, written by the gateway alone.
+
+Owns: the record format, rotation, group sync, checked reading. Must not know: the database.
+Record: u32 payload bytes, u32 crc32 of the payload, payload = u32 header bytes, header JSON (the
+TurnRecord without `ref`), new prompt ids int32, completion ids int32, logprobs float32, request
+delta; all little endian. Invariants: a file is never written to after a later one was begun, or
+by a second writer; a torn tail hides only records that were never told.
+"""
+
+import asyncio
+import os
+import sys
+import zlib
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from opengyre.seams.errors import BoundaryError, ConfigError
+from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
+
+MAGIC = b"GYRESEG1"
+ROTATE_BYTES = 64 * 2**20
+MAX_RECORD_BYTES = 1 << 30
+SYNC_TIMEOUT_S = 30.0
+_HEAD_BYTES = 8
+_ID_BYTES = 4
+
+_encoder = msgspec.json.Encoder()
+_no_ref = SegmentRef(segment=-1, offset_bytes=-1, crc32=0)
+
+
+class SegmentWriter:
+    """Appends token records; begins a new file at each opening and at `rotate_bytes`."""
+
+    def __init__(self, folder: Path, *, rotate_bytes: int = ROTATE_BYTES) -> None:
+        self._folder = folder
+        self._rotate_bytes = rotate_bytes
+        self._segment = max(segment_numbers(folder), default=-1)
+        self._fd = -1
+        self._offset_bytes = 0
+        self._unsynced: list[int] = []
+        self._num_written = 0
+        self._num_synced = 0
+        self._syncing = asyncio.Lock()
+        self._begin_file()
+
+    def append(self, record: TokenRecord) -> SegmentRef:
+        """Write `record` (its header's `ref` is ignored) and say where; `sync` makes it durable.
+
+        Raises BoundaryError("tokens") on a full disk; the file is as before then.
+        """
+        if self._offset_bytes > self._rotate_bytes:
+            self._begin_file()
+        payload = _pack(record)
+        crc = zlib.crc32(payload)
+        head = len(payload).to_bytes(4, "little") + crc.to_bytes(4, "little")
+        ref = SegmentRef(segment=self._segment, offset_bytes=self._offset_bytes, crc32=crc)
+        self._write(head + payload)
+        self._num_written += 1
+        return ref
+
+    async def sync(self) -> None:
+        """Return when everything appended so far is on disk; concurrent calls share one sync."""
+        wanted = self._num_written
+        try:
+            async with asyncio.timeout(SYNC_TIMEOUT_S), self._syncing:
+                if self._num_synced >= wanted:
+                    return
+                covers, old = self._num_written, self._unsynced
+                self._unsynced = []
+                await asyncio.to_thread(_sync_files, [*old, self._fd], old)
+                self._num_synced = covers
+        except (OSError, TimeoutError) as error:
+            raise _failed(f"sync: {error or 'time-out'}") from error
+
+    async def close(self) -> None:
+        """Sync and close."""
+        await self.sync()
+        os.close(self._fd)
+        self._fd = -1
+
+    def _begin_file(self) -> None:
+        if self._fd >= 0:
+            self._unsynced.append(self._fd)
+        self._segment += 1
+        path = _path(self._folder, self._segment)
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._offset_bytes = 0
+            self._write(MAGIC)
+            sync_folder(self._folder)
+        except OSError as error:
+            raise _failed(f"{path}: {error.strerror}") from error
+
+    def _write(self, data: bytes) -> None:
+        try:
+            done = os.write(self._fd, data)
+            while done < len(data):
+                done += os.write(self._fd, data[done:])
+        except OSError as error:
+            os.ftruncate(self._fd, self._offset_bytes)
+            os.lseek(self._fd, self._offset_bytes, os.SEEK_SET)
+            raise _failed(f"segment {self._segment}: {error.strerror}") from error
+        self._offset_bytes += len(data)
+
+
+class SegmentReader:
+    """Reads records back, by reference or all in order; safe beside a live writer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, ref: SegmentRef) -> TokenRecord:
+        """The record at `ref`. Raises BoundaryError if it is not there or its crc differs."""
+        try:
+            fd = os.open(_path(self._folder, ref.segment), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _failed(f"segment {ref.segment}: {error.strerror}") from error
+        try:
+            found = _read_at(fd, ref.segment, ref.offset_bytes)
+        finally:
+            os.close(fd)
+        where = f"segment {ref.segment} at {ref.offset_bytes}"
+        if found is None:
+            raise _failed(f"{where}: torn or damaged record")
+        if found[0].header.ref.crc32 != ref.crc32:
+            raise _failed(f"{where}: another record than the one that was told")
+        return found[0]
+
+    def scan(self, segment: int) -> Iterator[TokenRecord]:
+        """Every whole record of one file in order; stops without an error at a torn tail.
+
+        Raises ConfigError if the file is of another format.
+        """
+        fd = os.open(_path(self._folder, segment), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            magic = os.pread(fd, len(MAGIC), 0)
+            if magic != MAGIC[: len(magic)]:
+                raise ConfigError(
+                    f"{_path(self._folder, segment)}: not a token segment of this gyre"
+                )
+            offset_bytes = len(MAGIC)
+            while (found := _read_at(fd, segment, offset_bytes)) is not None:
+                yield found[0]
+                offset_bytes = found[1]
+        finally:
+            os.close(fd)
+
+
+def segment_numbers(folder: Path) -> list[int]:
+    return sorted(int(one.stem) for one in folder.glob("*.seg") if one.stem.isdigit())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make created and renamed names in `folder` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _path(folder: Path, segment: int) -> Path:
+    return folder / f"{segment:04d}.seg"
+
+
+def _sync_files(fds: list[int], to_close: list[int]) -> None:
+    for fd in fds:
+        os.fdatasync(fd)
+    for fd in to_close:
+        os.close(fd)
+
+
+def _pack(record: TokenRecord) -> bytes:
+    fields = msgspec.to_builtins(record.header)
+    del fields["ref"]
+    header = _encoder.encode(fields)
+    turn = record.header
+    counts = (len(record.new_prompt_ids), len(record.completion_ids), len(record.logprobs))
+    told = (turn.num_new_prompt_tokens, turn.num_completion_tokens, turn.num_completion_tokens)
+    if counts != told:
+        raise _failed(f"{turn.turn}: header tells {told} tokens, the record has {counts}")
+    numbers = (
+        _to_bytes(array("i", record.new_prompt_ids)),
+        _to_bytes(array("i", record.completion_ids)),
+        _to_bytes(array("f", record.logprobs)),
+    )
+    head = len(header).to_bytes(4, "little")
+    payload = b"".join((head, header, *numbers, record.request_delta))
+    if len(payload) > MAX_RECORD_BYTES:
+        raise _failed(f"{turn.turn}: a record of {len(payload)} bytes is too large")
+    return payload
+
+
+def _read_at(fd: int, segment: int, offset_bytes: int) -> tuple[TokenRecord, int] | None:
+    """The record at `offset_bytes` and the offset after it; None if torn or damaged."""
+    head = os.pread(fd, _HEAD_BYTES, offset_bytes)
+    if len(head) < _HEAD_BYTES:
+        return None
+    size, crc = int.from_bytes(head[:4], "little"), int.from_bytes(head[4:], "little")
+    if not 0 < size <= MAX_RECORD_BYTES:
+        return None
+    payload = os.pread(fd, size, offset_bytes + _HEAD_BYTES)
+    if len(payload) < size or zlib.crc32(payload) != crc:
+        return None
+    ref = SegmentRef(segment=segment, offset_bytes=offset_bytes, crc32=crc)
+    return _unpack(payload, ref), offset_bytes + _HEAD_BYTES + size
+
+
+def _unpack(payload: bytes, ref: SegmentRef) -> TokenRecord:
+    size = int.from_bytes(payload[:4], "little")
+    fields = msgspec.json.decode(payload[4 : 4 + size])
+    header = msgspec.convert({**fields, "ref": _no_ref}, TurnRecord)
+    header = msgspec.structs.replace(header, ref=ref)
+    at = 4 + size
+    numbers: list[list[int] | list[float]] = []
+    for code, count in (
+        ("i", header.num_new_prompt_tokens),
+        ("i", header.num_completion_tokens),
+        ("f", header.num_completion_tokens),
+    ):
+        end = at + count * _ID_BYTES
+        numbers.append(_from_bytes(code, payload[at:end]))
+        at = end
+    return TokenRecord(
+        header=header,
+        new_prompt_ids=[int(one) for one in numbers[0]],
+        completion_ids=[int(one) for one in numbers[1]],
+        logprobs=[float(one) for one in numbers[2]],
+        request_delta=payload[at:],
+    )
+
+
+def _to_bytes(numbers: "array[int] | array[float]") -> bytes:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _from_bytes(code: str, data: bytes) -> list[int] | list[float]:
+    numbers = array(code)
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+def _failed(reason: str) -> BoundaryError:
+    return BoundaryError("tokens", reason, retryable=False)
