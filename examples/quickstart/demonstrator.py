@@ -31,6 +31,7 @@ class Mistakes:
 
 
 PERFECT = Mistakes()
+CLEAN = Mistakes(slip=0.03)
 NOISY = Mistakes(
     trail_wrong=0.25,
     trail_forgotten=0.08,
@@ -38,7 +39,7 @@ NOISY = Mistakes(
     jobs_guess=0.5,
     jobs_wrong=0.125,
     jobs_stop=0.1,
-    slip=0.02,
+    slip=0.03,
 )
 
 

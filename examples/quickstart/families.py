@@ -147,8 +147,8 @@ def score(task: Task, out: str | None) -> float:
     `out` is the text of the file out, None if there is none. Rounded down to four decimals, as
     the tasks' own tests/test.sh does.
     """
-    lines = (out or "")[:MAX_OUT_BYTES].split("\n")
-    lines = [line.strip(" \t\r") for line in lines[: -1 if not lines[-1] else None]]
+    lines = (out or "")[:MAX_OUT_BYTES].replace("\0", "").replace("\r", "").split("\n")
+    lines = [line.strip(" \t") for line in lines[: -1 if not lines[-1] else None]]
     wanted = [str(value) for value in task.expected]
     right = sum(line == want for line, want in zip(lines, wanted, strict=False))
     extra = max(0, len(lines) - len(wanted))

@@ -53,7 +53,7 @@ verifier=${GYRE_VERIFIER_DIR:-/logs/verifier}
 mapfile -t want < "$here/expected"
 got=()
 if [ -f "$workspace/out" ] && [ ! -L "$workspace/out" ]; then
-  mapfile -t got < <(head -c MAX_OUT_BYTES -- "$workspace/out" | tr -d '\\000')
+  mapfile -t got < <(head -c MAX_OUT_BYTES -- "$workspace/out" | tr -d '\\000\\r')
 fi
 right=0
 for i in "${!want[@]}"; do

@@ -47,7 +47,7 @@ def sample_turns(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
+            cache=cache,
             logits_to_keep=1,
         )
         chances = output.logits[:, -1].float().softmax(-1)

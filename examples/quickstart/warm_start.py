@@ -2,7 +2,7 @@
 
     python examples/quickstart/warm_start.py [--out FOLDER] [--seed 1] [--num-steps 340]
 
-Owns the recipe (QUICK: about three minutes on one CPU core): Muon on the matrices and AdamW on
+Owns the recipe (about three minutes on one CPU core): Muon on the matrices and AdamW on
 the rest, first clean demonstrations for the mechanics, then noisy ones so that reinforcement
 learning has something to remove. Writes config.json, generation_config.json, model.safetensors,
 tokenizer.json, tokenizer_config.json and measured.json.
@@ -20,10 +20,11 @@ from statistics import fmean
 
 import torch
 from chat import END_OF_TURN, UNKNOWN, Conversation, RendererTokenizer, call_text, make_renderer
-from demonstrator import DONE, NOISY, PERFECT, Dice, Exchange, next_command
+from demonstrator import CLEAN, DONE, NOISY, Dice, Exchange, next_command
 from families import Task, draw_tasks
 from make_tokenizer import make_tokenizer
 from rollout import MAX_TURNS, Played, mean_reward, play_all
+from safetensors.torch import save_file
 from simulated_shell import SimulatedShell
 from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -135,7 +136,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: RendererTokenizer, num_steps: int,
     optimizers = make_optimizers(model)
     pad_id = model.config.pad_token_id
     for step in range(num_steps):
-        mistakes = PERFECT if step < CLEAN_SHARE * num_steps else NOISY
+        mistakes = CLEAN if step < CLEAN_SHARE * num_steps else NOISY
         dice = Dice(rng=rng, mistakes=mistakes)
         tasks = draw_tasks(TASK_SEED_BASE * seed + step, TASKS_PER_STEP)
         chats = [demonstrate(tokenizer, task, dice) for task in tasks]
@@ -162,6 +163,20 @@ def measure(model: Qwen3ForCausalLM, tokenizer: RendererTokenizer) -> dict[str, 
         "mean_tokens": round(fmean(play.num_tokens for play in played), 1),
         "max_tokens": max(play.num_tokens for play in played),
     }
+
+
+def write_model(model: Qwen3ForCausalLM, out: Path) -> None:
+    """Write config and weights; the output head is the embedding and is not written twice."""
+    model.config.architectures = ["Qwen3ForCausalLM"]
+    model.config.save_pretrained(out)
+    settings = {
+        "eos_token_id": model.config.eos_token_id,
+        "pad_token_id": model.config.pad_token_id,
+    }
+    (out / "generation_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    tensors = {name: p.detach().contiguous() for name, p in model.named_parameters()}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
 
 
 def write_tokenizer(tokenizer_json: str, out: Path) -> None:
@@ -191,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     train_cpu_s = time.process_time() - started_s
     measured = measure(model, tokenizer)
     options.out.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(options.out)
+    write_model(model, options.out)
     write_tokenizer(raw_tokenizer.to_str(pretty=True), options.out)
     (options.out / "measured.json").write_text(json.dumps(measured, indent=2) + "\n")
     sys.stdout.write(f"{json.dumps(measured)} after {train_cpu_s:.0f} CPU s of training\n")
