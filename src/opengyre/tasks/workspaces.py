@@ -1,0 +1,75 @@
+"""The folders an execution works in: laid out from its task, copied for grading, removed.
+
+Owns file trees that an agent may have shaped. Must not know sandboxes or rewards. Invariants:
+links are never followed; a copy is bounded in files and bytes; removal copes with any depth.
+"""
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+from opengyre.seams.tasks import Task
+
+MAX_COPIED_FILES = 200_000
+MAX_COPIED_BYTES = 1 << 30
+REMOVE_TIMEOUT_S = 60.0
+
+
+class WorkspaceError(Exception):
+    """The tree is too large or too deep to be copied."""
+
+
+def lay_out_workspace(task: Task, workspace: Path) -> None:
+    """Make the folder `workspace` and fill it as `task` says. Raises OSError."""
+    workspace.mkdir(parents=True, exist_ok=True)
+    if task.workspace is not None:
+        shutil.copytree(task.workspace, workspace, symlinks=True, dirs_exist_ok=True)
+
+
+def copy_workspace(source: Path, target: Path) -> None:
+    """Copy a tree to the new folder `target`; pipes, sockets and devices are left out.
+
+    Raises WorkspaceError beyond the bounds, OSError.
+    """
+    num_files = num_bytes = 0
+
+    def choose(folder: str, names: list[str]) -> list[str]:
+        nonlocal num_files, num_bytes
+        found = {name: os.lstat(os.path.join(folder, name)) for name in names}
+        num_files += len(found)
+        num_bytes += sum(one.st_size for one in found.values())
+        if num_files > MAX_COPIED_FILES or num_bytes > MAX_COPIED_BYTES:
+            what = f"more than {MAX_COPIED_FILES} files or {MAX_COPIED_BYTES} bytes"
+            raise WorkspaceError(f"the workspace has {what}")
+        return [name for name, one in found.items() if not _is_copied(one.st_mode)]
+
+    try:
+        shutil.copytree(source, target, symlinks=True, ignore=choose)
+    except RecursionError as error:
+        raise WorkspaceError("the workspace's folders are nested too deep") from error
+
+
+def remove_tree(path: Path) -> None:
+    """Remove `path` and all below it; nothing happens if it is not there. Raises OSError."""
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except (RecursionError, OSError):
+        _remove_by_program(path)
+
+
+def _remove_by_program(path: Path) -> None:
+    """Open what the agent closed, and go as deep as it went."""
+    for command in (("chmod", "-R", "u+rwX", "--"), ("rm", "-rf", "--one-file-system", "--")):
+        subprocess.run(
+            (*command, str(path)), timeout=REMOVE_TIMEOUT_S, check=False, stderr=subprocess.DEVNULL
+        )
+    if path.exists():
+        raise OSError(f"{path} cannot be removed")
+
+
+def _is_copied(mode: int) -> bool:
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
