@@ -1,0 +1,246 @@
+"""The stream of micro-steps of one step: atomic leased claims over offered groups.
+
+Owns: which rows are in which cell's hands. Must not know processes, clocks (time is `now_s`) or
+gradients. Invariants: a row is in one live micro-step at most; numbers are never reused; a group
+is assigned when its first micro-step is claimed (look-ahead 0), one without trainable rows when
+it is reached; only members claim; what a dropped member held or did is in the stream again.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from opengyre.control.errors import InvariantError
+from opengyre.seams.cells import MicroStep, StepCounts
+from opengyre.trainer.wire import add_counts, execution_share, micro_step
+from opengyre.trajectory.groups import Row
+from opengyre.trajectory.packing import Filling
+
+RowsOf = Callable[[str], Sequence[Row]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """`max_groups` is B; a claim must be done within `lease_s` or its cell is overdue."""
+
+    budget_tokens: int
+    lease_s: float
+    max_groups: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """`micro_step` None: nothing to do now. `assigned`: groups this claim newly assigned."""
+
+    micro_step: MicroStep | None = None
+    assigned: tuple[str, ...] = ()
+    is_refused: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class CellCounters:
+    """What one cell did in this step. `num_refused`: claims and dones after it was dropped."""
+
+    num_claimed: int = 0
+    num_done: int = 0
+    num_tokens_done: int = 0
+    num_returned: int = 0
+    num_refused: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Issued:
+    cell: int
+    micro_step: MicroStep
+    rows: list[Row]
+    deadline_s: float
+    is_done: bool = False
+
+
+@dataclass(slots=True)
+class _State:
+    offered: deque[str] = field(default_factory=deque)
+    assigned: dict[str, None] = field(default_factory=dict)
+    pending: deque[Row] = field(default_factory=deque)
+    issued: dict[int, _Issued] = field(default_factory=dict)
+    members: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)
+    next_number: int = 0
+    is_closed: bool = False
+
+
+class StepStream:
+    """`rows_of(group)` gives the trainable rows of a ready group, the same at each call."""
+
+    def __init__(
+        self, step: int, *, version: int, rows_of: RowsOf, settings: StreamSettings
+    ) -> None:
+        self.step = step
+        self.version = version
+        self._rows_of = rows_of
+        self._settings = settings
+        self._state = _State()
+        self._counters: dict[int, CellCounters] = {}
+
+    @property
+    def assigned(self) -> tuple[str, ...]:
+        """Groups of this step so far, in the order in which they were assigned."""
+        return tuple(self._state.assigned)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return tuple(sorted(self._state.members))
+
+    @property
+    def is_closed(self) -> bool:
+        return self._state.is_closed
+
+    @property
+    def is_window_open(self) -> bool:
+        """May a cell still join: not every group is assigned and every micro-step claimed."""
+        return not self._state.is_closed or bool(self._state.pending)
+
+    @property
+    def is_drained(self) -> bool:
+        """Closed, and every micro-step is done by a living member."""
+        state = self._state
+        are_done = all(issued.is_done for issued in state.issued.values())
+        return state.is_closed and not state.pending and are_done
+
+    def counters(self, cell: int) -> CellCounters:
+        return self._counters.setdefault(cell, CellCounters())
+
+    def admit(self, cell: int) -> bool:
+        """Make `cell` a member. False (refused) if it was dropped from this step."""
+        if cell in self._state.dropped:
+            self.counters(cell).num_refused += 1
+            return False
+        self._state.members.add(cell)
+        return True
+
+    def offer(self, groups: Sequence[str]) -> None:
+        """Replace what may be packed next, in this order. Groups already assigned are skipped."""
+        state = self._state
+        fresh = [group for group in groups if group not in state.assigned]
+        if state.is_closed and fresh:
+            raise InvariantError(f"step {self.step} is closed but was offered {fresh[0]}")
+        state.offered = deque(fresh)
+
+    def claim(self, cell: int, now_s: float) -> Claim:
+        """Make and lease the next micro-step, if there are rows."""
+        state = self._state
+        if cell not in state.members:
+            self.counters(cell).num_refused += 1
+            return Claim(is_refused=True)
+        filling = Filling(budget_tokens=self._settings.budget_tokens)
+        assigned = self._fill(filling)
+        if not filling.rows:
+            return Claim(assigned=assigned)
+        made = micro_step(
+            filling.rows, step=self.step, number=state.next_number, version=self.version
+        )
+        state.issued[state.next_number] = _Issued(
+            cell=cell,
+            micro_step=made,
+            rows=filling.rows,
+            deadline_s=now_s + self._settings.lease_s,
+        )
+        state.next_number += 1
+        self.counters(cell).num_claimed += 1
+        return Claim(micro_step=made, assigned=assigned)
+
+    def done(self, cell: int, number: int) -> bool:
+        """The backward of a claimed micro-step is in the cell's sums. False: refused."""
+        issued = self._state.issued.get(number)
+        counters = self.counters(cell)
+        if issued is None or issued.cell != cell or issued.is_done:
+            counters.num_refused += 1
+            return False
+        issued.is_done = True
+        counters.num_done += 1
+        counters.num_tokens_done += len(issued.micro_step.token_ids)
+        return True
+
+    def overdue(self, now_s: float) -> tuple[int, ...]:
+        """Cells that hold a claim longer than the lease."""
+        late = {
+            issued.cell
+            for issued in self._state.issued.values()
+            if not issued.is_done and issued.deadline_s < now_s
+        }
+        return tuple(sorted(late))
+
+    def drop_member(self, cell: int) -> tuple[str, ...]:
+        """Take back all that `cell` claimed and did; it is refused from now on.
+
+        Returns the groups that came back whole and are unassigned again, in order. In a closed
+        step groups stay assigned and their rows are claimable again at once.
+        """
+        state = self._state
+        state.members.discard(cell)
+        state.dropped.add(cell)
+        numbers = [number for number, one in state.issued.items() if one.cell == cell]
+        rows = [row for number in numbers for row in state.issued.pop(number).rows]
+        self.counters(cell).num_returned += len(numbers)
+        back = () if state.is_closed else self._whole_groups(rows)
+        for group in back:
+            del state.assigned[group]
+        kept = [row for row in (*rows, *state.pending) if row.group not in back]
+        state.pending = deque(kept)
+        return back
+
+    def close(self, num_groups: int) -> None:
+        """No more groups: the step has exactly the `num_groups` that are assigned."""
+        state = self._state
+        if num_groups != len(state.assigned):
+            raise InvariantError(
+                f"step {self.step} closes with {num_groups} groups, {len(state.assigned)} assigned"
+            )
+        state.is_closed = True
+        state.offered.clear()
+
+    def done_counts(self) -> StepCounts:
+        """What the members' sums must add up to: executions, tokens, micro-step numbers."""
+        total = StepCounts()
+        for number in sorted(self._state.issued):
+            issued = self._state.issued[number]
+            if issued.is_done:
+                total = add_counts(total, _counts_of(issued.micro_step))
+        return total
+
+    def _fill(self, filling: Filling) -> tuple[str, ...]:
+        """Choose rows in order: returned and left-over ones first, then offered groups."""
+        newly: list[str] = []
+        pending = self._state.pending
+        while True:
+            while pending and filling.has_room_for(pending[0]):
+                filling.add(pending.popleft())
+            if pending or not self._reach(filling, newly):
+                return tuple(newly)
+
+    def _reach(self, filling: Filling, newly: list[str]) -> bool:
+        """Assign the next offered group if its first row still fits."""
+        state = self._state
+        if not state.offered or len(state.assigned) >= self._settings.max_groups:
+            return False
+        rows = self._rows_of(state.offered[0])
+        if rows and not filling.has_room_for(rows[0]):
+            return False
+        group = state.offered.popleft()
+        state.assigned[group] = None
+        newly.append(group)
+        state.pending.extend(rows)
+        return True
+
+    def _whole_groups(self, rows: Sequence[Row]) -> tuple[str, ...]:
+        """Groups of `rows` of which no living member holds or did anything."""
+        held = {row.group for issued in self._state.issued.values() for row in issued.rows}
+        return tuple(dict.fromkeys(row.group for row in rows if row.group not in held))
+
+
+def _counts_of(made: MicroStep) -> StepCounts:
+    return StepCounts(
+        num_executions=execution_share(made),
+        num_tokens=sum(made.mask),
+        micro_steps=[made.number],
+    )
