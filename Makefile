@@ -1,0 +1,53 @@
+# The developer's interface. `make help` lists the targets.
+.DEFAULT_GOAL := help
+.PHONY: help quickstart check test test-unit test-sim test-contract test-integration test-full bench clean
+
+VENV := .venv
+READY := $(VENV)/.installed
+PY := $(VENV)/bin/python
+SEED ?= 1
+TASKS := build/quickstart/tasks
+
+help:
+	@echo "make quickstart  train a small agent on this machine; SEED=n repeats it with another seed"
+	@echo "make test        unit, sim, contract and integration tests"
+	@echo "make test-full   the slow ones too"
+	@echo "make check       style, types, layers, sizes"
+	@echo "make bench       timings of this machine"
+	@echo "make clean       remove what was built, but keep run folders"
+
+$(READY): pyproject.toml checks/venv.sh
+	@checks/venv.sh $(VENV)
+
+$(TASKS)/.made: $(READY) examples/quickstart/make_tasks.py
+	@rm -rf $(TASKS)
+	@$(PY) examples/quickstart/make_tasks.py --seed 11 --num 32 --out $(TASKS)/train
+	@$(PY) examples/quickstart/make_tasks.py --seed 12 --num 32 --out $(TASKS)/eval --avoid $(TASKS)/train
+	@touch $@
+
+quickstart: $(READY) $(TASKS)/.made
+	@$(VENV)/bin/gyre train examples/quickstart/quickstart.toml --set run.seed=$(SEED)
+
+check: $(READY)
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check --quiet .
+	@$(PY) -m mypy --strict
+	@$(PY) -m checks.layers
+	@$(PY) -m checks.size
+	@$(PY) -m checks.folders
+
+test: test-unit test-sim test-contract test-integration
+
+# A folder without tests passes: pytest ends with 5 when it collects none.
+test-unit test-sim test-contract test-integration: test-%: $(READY)
+	@if [ -d tests/$* ]; then $(PY) -m pytest tests/$* || [ $$? -eq 5 ]; fi
+
+test-full: $(READY)
+	@$(PY) -m pytest -m "not gpu" tests
+
+bench: $(READY)
+	@for file in benchmarks/*.py; do echo "$$file"; $(PY) "$$file" || exit 1; done
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print | xargs rm -rf

@@ -1,0 +1,68 @@
+"""Which module of the package imports what, by parsing alone; nothing is imported.
+
+Owns: turning source files into an import graph. Must not know: which imports are allowed.
+Invariant: imports inside functions and below TYPE_CHECKING count like all others. Packages above
+an imported module are left out: their `__init__` files are empty (checks/folders.py).
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = "opengyre"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """`target` is imported on `line`; a module of the package in full, others by first word."""
+
+    target: str
+    line: int
+
+
+Graph = Mapping[str, tuple[Import, ...]]
+
+
+def module_files(root: Path) -> dict[str, Path]:
+    """Module name -> file, for all Python files below `root` (the folder of the package)."""
+    files = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = (PACKAGE, *path.relative_to(root).with_suffix("").parts)
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
+
+
+def import_graph(root: Path) -> Graph:
+    files = module_files(root)
+    return {module: tuple(_imports(path, module, files)) for module, path in sorted(files.items())}
+
+
+def _imports(path: Path, module: str, known: Mapping[str, Path]) -> Iterator[Import]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        match node:
+            case ast.Import(names=names):
+                targets = [alias.name for alias in names]
+            case ast.ImportFrom(names=names):
+                base = _base(node, module, is_package=path.name == "__init__.py")
+                inner = [f"{base}.{alias.name}" for alias in names]
+                targets = [name if name in known else base for name in inner]
+            case _:
+                continue
+        for target in dict.fromkeys(targets):
+            yield Import(target=_shorten(target), line=node.lineno)
+
+
+def _base(node: ast.ImportFrom, module: str, *, is_package: bool) -> str:
+    """The absolute module of `from ... import`, relative dots resolved."""
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".")
+    keep = len(parts) - node.level + (1 if is_package else 0)
+    return ".".join([*parts[:keep], *([node.module] if node.module else [])])
+
+
+def _shorten(target: str) -> str:
+    """Modules of the package in full; of foreign ones the first word counts."""
+    first = target.split(".")[0]
+    return target if first == PACKAGE else first
