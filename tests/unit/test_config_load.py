@@ -78,8 +78,8 @@ def test_an_owner_and_name_is_a_hub_id_unless_such_a_folder_exists(least: Path) 
         ("group_size=8", "group_size: unknown key; did you mean schedule.group_size?"),
         ("tasks[0].wieght=1", "tasks[0].wieght: unknown key; did you mean tasks[0].weight?"),
         (
-            "harness.limits.cpu=1",
-            "harness.limits.cpu: unknown key; did you mean harness.limits.cpu_s?",
+            "harness.limits.memory=1",
+            "harness.limits.memory: unknown key; did you mean harness.limits.memory_bytes?",
         ),
         ("schedule.group_size=x", 'schedule.group_size = "x": expected an integer'),
         ("schedule.group_size=true", "schedule.group_size = true: expected an integer"),

@@ -71,16 +71,19 @@ class SamplingConfig(Section):
 
 
 class HarnessLimits(Section):
-    """`[harness.limits]`: what one execution may use. Crossing one costs that execution only."""
+    """`[harness.limits]`: what one launch may use. Crossing a bound costs that execution only."""
 
-    cpu_s: int = Field(default=60, ge=1, description="CPU seconds of one process")
     memory_bytes: int = Field(
-        default=1 << 30, ge=1 << 26, description="address space of one process"
+        default=2 << 30, ge=1 << 26, description="memory of each process, and of all together"
     )
-    file_bytes: int = Field(default=64 << 20, ge=1 << 10, description="largest file it may write")
-    output_bytes: int = Field(default=1 << 20, ge=1 << 10, description="output kept of the harness")
-    num_processes: int = Field(default=64, ge=2, description="processes below the harness")
-    num_files: int = Field(default=256, ge=16, description="open files of one process")
+    file_size_bytes: int = Field(
+        default=1 << 30, ge=1 << 10, description="size of each file it writes"
+    )
+    output_bytes: int = Field(
+        default=16 << 20, ge=1 << 10, description="stdout and stderr together"
+    )
+    num_processes: int = Field(default=128, ge=2, description="processes below the harness")
+    num_open_files: int = Field(default=1024, ge=16, description="open files of each process")
 
 
 class HarnessConfig(Section):
