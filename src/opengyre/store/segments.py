@@ -4,7 +4,8 @@ Owns: the record format, rotation, group sync, checked reading. Must not know: t
 Record: u32 payload bytes, u32 crc32 of the payload, payload = u32 header bytes, header JSON (the
 TurnRecord without `ref`), new prompt ids int32, completion ids int32, logprobs float32, request
 delta; all little endian. Invariants: a file is never written to after a later one was begun, or
-by a second writer; a torn tail hides only records that were never told.
+by a second writer; a torn tail hides only records that were never told; after a failed
+sync every later one fails.
 """
 
 import asyncio
@@ -44,6 +45,7 @@ class SegmentWriter:
         self._num_written = 0
         self._num_synced = 0
         self._syncing = asyncio.Lock()
+        self._failure: BoundaryError | None = None
         self._begin_file()
 
     def append(self, record: TokenRecord) -> SegmentRef:
@@ -68,12 +70,17 @@ class SegmentWriter:
             async with asyncio.timeout(SYNC_TIMEOUT_S), self._syncing:
                 if self._num_synced >= wanted:
                     return
-                covers, old = self._num_written, self._unsynced
-                self._unsynced = []
-                await asyncio.to_thread(_sync_files, [*old, self._fd], old)
+                if self._failure is not None:
+                    raise self._failure
+                covers, old = self._num_written, list(self._unsynced)
+                await asyncio.to_thread(_sync_files, [*old, self._fd])
                 self._num_synced = covers
+                self._unsynced = self._unsynced[len(old) :]
+                for fd in old:
+                    os.close(fd)
         except (OSError, TimeoutError) as error:
-            raise _failed(f"sync: {error or 'time-out'}") from error
+            self._failure = _failed(f"sync: {error or 'time-out'}")
+            raise self._failure from error
 
     async def close(self) -> None:
         """Sync and close."""
@@ -166,11 +173,9 @@ def _path(folder: Path, segment: int) -> Path:
     return folder / f"{segment:04d}.seg"
 
 
-def _sync_files(fds: list[int], to_close: list[int]) -> None:
+def _sync_files(fds: list[int]) -> None:
     for fd in fds:
         os.fdatasync(fd)
-    for fd in to_close:
-        os.close(fd)
 
 
 def _pack(record: TokenRecord) -> bytes:
