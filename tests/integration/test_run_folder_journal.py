@@ -247,7 +247,7 @@ def test_a_failed_disk_fails_the_waiter_and_every_later_row(tmp_path: Path) -> N
             await one.record(0.0, closed(1))
             with closing(sqlite3.connect(path)) as db, db:
                 db.execute("DROP TABLE journal")
-            with pytest.raises(BoundaryError, match="cannot write .*: no such table: journal"):
+            with pytest.raises(BoundaryError, match=r"cannot write .*: no such table: journal"):
                 await one.record(1.0, closed(2))
             with pytest.raises(BoundaryError, match="cannot write"):
                 one.append(2.0, closed(3))
