@@ -10,20 +10,28 @@ fail() {
     exit 2
 }
 
+is_new_enough() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+# The first interpreter that is new enough and can make environments.
 find_python() {
+    without_venv=
     for name in python3.11 python3.12 python3.13 python3; do
-        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-            command -v "$name"
-            return
+        if is_new_enough "$name"; then
+            if "$name" -c 'import ensurepip, venv' 2>/dev/null; then
+                python=$name
+                return
+            fi
+            without_venv=${without_venv:-$name}
         fi
     done
-    return 1
+    [ -z "$without_venv" ] || fail "$without_venv has no venv module: apt install python3-venv"
+    fail "needs Python 3.11 or newer, found as python3.11, python3.12, python3.13 or python3"
 }
 
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
-    python=$(find_python) || fail "needs Python 3.11 or newer, found as python3.11, python3.12, python3.13 or python3"
-    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-        fail "$python has no venv module: apt install python3-venv"
+    find_python
     "$python" -m venv --clear "$venv"
 fi
 

@@ -119,7 +119,9 @@ class ScriptedConfig(Section):
     policy: CallablePath | None = Field(
         default=None, description="file.py:function or module:function that writes the tokens"
     )
-    tokens_per_s: float = Field(default=200.0, gt=0, le=1e6, description="speed of one request")
+    tokens_per_s: float = Field(
+        default=200.0, ge=0, le=1e6, description="speed of one request; 0 is as fast as it can"
+    )
     mistakes: float = Field(
         default=0.0, ge=0, le=1, description="share of tasks the policy gets wrong"
     )

@@ -41,7 +41,8 @@ class TrainingConfig(Section):
         default=1.0, gt=0, description="norm the averaged gradient is clipped to"
     )
     micro_step_tokens: int = Field(default=8192, ge=1, description="most tokens in one micro-step")
-    advantage: Literal["mean_std"] = Field(
-        default="mean_std", description="(R - mean) / (std + eps) over the valid members of a group"
+    advantage: Literal["mean_std", "mean"] = Field(
+        default="mean_std",
+        description="(R - mean) / (std + eps) over a group's valid members, or R - mean",
     )
     advantage_eps: float = Field(default=1e-6, gt=0, le=1, description="eps of the advantage")
