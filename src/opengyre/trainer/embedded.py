@@ -1,0 +1,313 @@
+"""A cell backend on a causal language model in this process, shared with the rollout engine.
+
+Owns: the training side of the module: its buffers, gradient sums, and on the core the optimizer.
+Must not know processes, streams or the engine. Invariants: weights are written in place only;
+gradients are unnormalised sums until `update`; weights of one step have one version (P7); a
+number that is not finite never reaches the weights (P20); there is no dropout in either role.
+"""
+
+import ctypes
+import gc
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from opengyre.control.errors import InvariantError
+from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
+from opengyre.seams.errors import BoundaryError, ConfigError
+from opengyre.seams.weights import Descriptor, WeightPlane
+from opengyre.trainer.flat import FlatSums
+from opengyre.trainer.objective import GspoSettings, Trained, loss_sum
+from opengyre.trainer.optimizer import AdamWSettings, CoreOptimizer
+from opengyre.trainer.packed_model import ATTENTION, register_attention, trained_logprobs
+from opengyre.trainer.sums import StepLedger
+from opengyre.trainer.wire import execution_share
+
+SUMS = "sums"
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedSettings:
+    """`temperature` is the sampler's: recorded logprobs are of the scaled distribution."""
+
+    objective: GspoSettings
+    optimizer: AdamWSettings
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EngineSide:
+    """What the module was before training, to be put back."""
+
+    attention: str
+    is_training: bool
+    is_trainable_by_name: dict[str, bool]
+
+
+class EmbeddedCell:
+    """`module` is a transformers causal LM on CPU in float32 or float64; the engine may hold it
+    too, its names are those of `named_parameters()` (tied weights once). The two planes carry
+    weights and gradient sums; this object owns neither."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        weights: WeightPlane,
+        gradients: WeightPlane,
+        settings: EmbeddedSettings,
+    ) -> None:
+        self._module = module
+        self._config: Any = module.config
+        self._parameters = dict(module.named_parameters())
+        self._weights_plane = weights
+        self._gradients_plane = gradients
+        self._settings = settings
+        self._ledger = StepLedger()
+        self._sums: FlatSums | None = None
+        self._reduced: Tensor | None = None
+        self._optimizer: CoreOptimizer | None = None
+        self._engine_side: _EngineSide | None = None
+        _check_trainable(self._parameters)
+
+    def enter_training(self) -> None:
+        """Take the module and the gradient buffer. Idempotent."""
+        if self._engine_side is not None:
+            return
+        register_attention()
+        self._engine_side = _EngineSide(
+            attention=self._config._attn_implementation,
+            is_training=self._module.training,
+            is_trainable_by_name={n: p.requires_grad for n, p in self._parameters.items()},
+        )
+        self._config._attn_implementation = ATTENTION
+        self._module.eval()
+        for parameter in self._parameters.values():
+            parameter.requires_grad_(True)
+        self._sums = FlatSums(self._parameters)
+
+    def leave_training(self) -> None:
+        """Give the module back as it was; memory of gradients is free on return. Idempotent."""
+        before, self._engine_side = self._engine_side, None
+        if before is None:
+            return
+        self._ledger.forget()
+        self._sums = self._reduced = None
+        self._config._attn_implementation = before.attention
+        self._module.train(before.is_training)
+        for name, parameter in self._parameters.items():
+            parameter.grad = None
+            parameter.requires_grad_(before.is_trainable_by_name[name])
+        gc.collect()
+        _trim_memory()
+
+    def open_step(self, step: int, version: int, snapshot: Descriptor | None) -> int:
+        verified = version if snapshot is None else self.load(snapshot)
+        self._held_sums().flat.zero_()
+        self._reduced = None
+        self._ledger.open(step, verified)
+        return verified
+
+    def run(self, micro_step: MicroStep) -> StepCounts:
+        """Raises BoundaryError for work of another step or version; sums are then untouched."""
+        sums = self._held_sums()
+        self._ledger.check_micro_step(micro_step)
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        num_tokens = sum(micro_step.mask)
+        loss, num_clipped = self._backward(micro_step) if num_tokens else (0.0, 0)
+        sums.take_gradients(self._parameters)
+        return self._ledger.add(
+            StepCounts(
+                num_executions=execution_share(micro_step),
+                num_tokens=num_tokens,
+                loss_sum=loss,
+                num_clipped=num_clipped,
+                micro_steps=[micro_step.number],
+            )
+        )
+
+    def drop_sums(self) -> None:
+        if self._sums is not None:
+            self._sums.flat.zero_()
+        self._reduced = None
+        self._ledger.forget()
+
+    def expose_gradients(self, step: int) -> tuple[Descriptor, StepCounts]:
+        self._ledger.check_open(step)
+        sums = {SUMS: self._held_sums().flat.numpy()}
+        return self._gradients_plane.expose(sums, step), self._ledger.counts
+
+    def reduce(self, members: Sequence[tuple[Descriptor, StepCounts]]) -> StepCounts:
+        """Raises BoundaryError if a member's sums cannot be pulled; own sums are untouched."""
+        total = self._ledger.total_with(members)
+        reduced = self._held_sums().flat.clone()
+        pulled = torch.empty_like(reduced)
+        for descriptor, _ in members:
+            self._gradients_plane.pull(descriptor, {SUMS: pulled.numpy()})
+            reduced += pulled
+        self._reduced = reduced
+        self._ledger.reduced = total
+        return total
+
+    def update(self, version: int) -> UpdateNorms:
+        """One AdamW update with the reduced sums, or none and the reason; then no step is open."""
+        counts = self._ledger.take_reduced()
+        gradient = self._reduced
+        if gradient is None or version != self._ledger.version + 1:
+            raise InvariantError(f"update to {version} from {self._ledger.version}")
+        norms = self._apply(gradient, counts)
+        self.drop_sums()
+        return norms
+
+    def expose_weights(self, version: int) -> Descriptor:
+        return self._weights_plane.expose(self._arrays(), version)
+
+    def load(self, snapshot: Descriptor) -> int:
+        """Stage, verify, then write in place: a failed pull leaves the weights as they were."""
+        staged = {name: np.empty_like(array) for name, array in self._arrays().items()}
+        verified = self._weights_plane.pull(snapshot, staged)
+        self._write({name: torch.from_numpy(array) for name, array in staged.items()})
+        return verified
+
+    def save(self, folder: str) -> None:
+        """model.safetensors, optimizer.safetensors and trainer.json."""
+        optimizer = self._core_optimizer()
+        weights = {name: p.detach() for name, p in self._parameters.items()}
+        save_file(weights, Path(folder) / "model.safetensors", metadata={"format": "pt"})
+        save_file(optimizer.state(), Path(folder) / "optimizer.safetensors")
+        state = {"schema": SCHEMA, "num_updates": optimizer.num_updates}
+        (Path(folder) / "trainer.json").write_text(json.dumps(state), encoding="utf-8")
+
+    def restore(self, folder: str) -> None:
+        """Raises BoundaryError for another schema, a missing file or a weight that differs."""
+        try:
+            state = json.loads((Path(folder) / "trainer.json").read_text(encoding="utf-8"))
+            weights = load_file(Path(folder) / "model.safetensors")
+            moments = load_file(Path(folder) / "optimizer.safetensors")
+        except OSError as error:
+            raise BoundaryError("checkpoint", str(error), retryable=False) from error
+        _check_checkpoint(state, weights, self._parameters)
+        self._core_optimizer().load_state(moments, num_updates=int(state["num_updates"]))
+        self._write(weights)
+
+    def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
+        return {name: array.copy() for name, array in self._arrays().items()}
+
+    def _backward(self, micro_step: MicroStep) -> tuple[float, int]:
+        """Adds this micro-step's gradient to `.grad`; returns its loss sum and tokens cut."""
+        dtype = self._held_sums().flat.dtype
+        targets = torch.tensor(micro_step.mask).nonzero()[:, 0]
+        segments = [one for one in micro_step.segments if one.start < one.end]
+        trained = _trained_tokens(micro_step, targets, dtype)
+        logp_new = trained_logprobs(
+            self._module,
+            token_ids=torch.tensor(micro_step.token_ids),
+            position_ids=torch.tensor(micro_step.position_ids),
+            segment_bounds=[(one.start, one.end) for one in segments],
+            targets=targets,
+            temperature=self._settings.temperature,
+        )
+        loss, num_clipped = loss_sum(logp_new, trained, self._settings.objective)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's Tensor.backward is untyped
+        return float(loss.detach()), num_clipped
+
+    def _apply(self, gradient: Tensor, counts: StepCounts) -> UpdateNorms:
+        optimizer = self._core_optimizer()
+        rate = optimizer.learning_rate
+        if counts.num_tokens == 0:
+            return _not_applied("the step has no trainable token", rate)
+        gradient.div_(counts.num_executions)
+        odd = self._held_sums().first_non_finite(gradient)
+        if odd is not None:
+            return _not_applied(f"the gradient of {odd} is not finite", rate)
+        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+        gradient.mul_(min(1.0, self._settings.optimizer.max_grad_norm / (norm + 1e-6)))
+        optimizer.apply(self._held_sums().split(gradient))
+        loss = counts.loss_sum / counts.num_executions
+        return UpdateNorms(grad_norm=norm, loss=loss, learning_rate=rate, is_applied=True)
+
+    def _core_optimizer(self) -> CoreOptimizer:
+        """Made at the first use: satellites never hold its state."""
+        if self._optimizer is None:
+            self._optimizer = CoreOptimizer(self._parameters, self._settings.optimizer)
+        return self._optimizer
+
+    def _held_sums(self) -> FlatSums:
+        if self._sums is None:
+            raise BoundaryError("trainer", "the cell is not in training", retryable=False)
+        return self._sums
+
+    def _arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Views of the weights."""
+        return {name: p.detach().numpy() for name, p in self._parameters.items()}
+
+    def _write(self, tensors: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(tensors[name])
+
+
+def _trained_tokens(micro_step: MicroStep, targets: Tensor, dtype: torch.dtype) -> Trained:
+    """Per-token and per-path tensors of the segments with tokens; checks T_j against the mask."""
+    segments = [one for one in micro_step.segments if one.start < one.end]
+    nums = [sum(micro_step.mask[one.start : one.end]) for one in segments]
+    for one, num_trained in zip(segments, nums, strict=True):
+        if num_trained != one.num_path_tokens or micro_step.mask[one.start]:
+            raise InvariantError(f"mask of {one.execution} in {micro_step.number} is wrong")
+    path_of_token = torch.repeat_interleave(torch.arange(len(segments)), torch.tensor(nums))
+    return Trained(
+        logp_rollout=torch.tensor(micro_step.logprobs, dtype=dtype)[targets],
+        path_of_token=path_of_token,
+        advantages=torch.tensor([one.advantage for one in segments], dtype=dtype),
+        num_path_tokens=torch.tensor(nums, dtype=dtype),
+        num_execution_tokens=torch.tensor(
+            [one.num_execution_tokens for one in segments], dtype=dtype
+        ),
+    )
+
+
+def _not_applied(reason: str, learning_rate: float) -> UpdateNorms:
+    return UpdateNorms(
+        grad_norm=0.0, loss=0.0, learning_rate=learning_rate, is_applied=False, reason=reason
+    )
+
+
+def _check_trainable(parameters: dict[str, nn.Parameter]) -> None:
+    for name, parameter in parameters.items():
+        if parameter.dtype not in (torch.float32, torch.float64) or parameter.device.type != "cpu":
+            raise ConfigError(
+                f"weight {name} is {parameter.dtype} on {parameter.device}; the embedded trainer "
+                "needs float32 or float64 on cpu"
+            )
+        if parameter.is_inference():
+            raise InvariantError(f"weight {name} was made in inference mode and cannot be trained")
+
+
+def _check_checkpoint(
+    state: Any, weights: dict[str, Tensor], parameters: dict[str, nn.Parameter]
+) -> None:
+    if state.get("schema") != SCHEMA:
+        raise BoundaryError(
+            "checkpoint", f"schema {state.get('schema')}, expected {SCHEMA}", retryable=False
+        )
+    ours = {name: (p.shape, p.dtype) for name, p in parameters.items()}
+    theirs = {name: (t.shape, t.dtype) for name, t in weights.items()}
+    odd = sorted(name for name in ours | theirs if ours.get(name) != theirs.get(name))
+    if odd:
+        raise BoundaryError("checkpoint", f"weight {odd[0]} does not fit", retryable=False)
+
+
+def _trim_memory() -> None:
+    """Give freed pages back to the system where the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
