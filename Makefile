@@ -1,6 +1,8 @@
 # The developer's interface. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-unit test-sim test-contract test-integration test-full bench clean
+.PHONY: help quickstart bench clean
+.PHONY: check check-style check-types check-structure
+.PHONY: test test-unit test-sim test-contract test-integration test-full
 
 VENV := .venv
 READY := $(VENV)/.installed
@@ -28,10 +30,16 @@ $(TASKS)/.made: $(READY) examples/quickstart/make_tasks.py
 quickstart: $(READY) $(TASKS)/.made
 	@$(VENV)/bin/gyre train examples/quickstart/quickstart.toml --set run.seed=$(SEED)
 
-check: $(READY)
-	@$(PY) -m ruff check .
+check: check-style check-types check-structure
+
+check-style: $(READY)
+	@$(PY) -m ruff check --quiet .
 	@$(PY) -m ruff format --check --quiet .
+
+check-types: $(READY)
 	@$(PY) -m mypy --strict
+
+check-structure: $(READY)
 	@$(PY) -m checks.layers
 	@$(PY) -m checks.size
 	@$(PY) -m checks.folders
