@@ -1,0 +1,254 @@
+"""The asyncio half that the engines of this process share: who waits, who runs, who must stop.
+
+Owns: admission, the driver loop, freeze and cancel acknowledgement, pausing, routability during
+an update. Must not know: how tokens are made; that is the `Stepper`.
+Invariants: lives change only between two steps; a stopped request gets no token after its
+terminal chunk; nothing steps while paused; an engine in an update, or broken by a failed step or
+update, answers each request with an `error` chunk until a full load was committed.
+The driver task lives only while something waits or runs, so an idle engine holds no task.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
+
+from opengyre.seams.engine import Finish, GenerateRequest
+from opengyre.seams.errors import BoundaryError
+from opengyre.transport.chunk_stream import ChunkReader, ChunkStream
+
+STEP_DEADLINE_S = 120.0
+logger = logging.getLogger(__name__)
+
+
+class Live:
+    """A request in the engine. `num_left` new tokens may still be sampled for it."""
+
+    __slots__ = ("ids", "num_left", "request", "stop_ids", "stream", "wanted_end")
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request = request
+        self.stream = ChunkStream()
+        self.ids: list[int] = list(request.prompt_ids)
+        self.num_left = request.max_new_tokens
+        self.stop_ids = frozenset(request.stop_ids)
+        self.wanted_end: Finish | None = None
+
+
+class Sampled:
+    """What one step made for one live: ids with logprobs; `finish` if it ends by itself."""
+
+    __slots__ = ("finish", "ids", "live", "logprobs", "reason")
+
+    def __init__(
+        self,
+        live: Live,
+        ids: list[int],
+        logprobs: list[float],
+        *,
+        finish: Finish | None = None,
+        reason: str = "",
+    ) -> None:
+        self.live = live
+        self.ids = ids
+        self.logprobs = logprobs
+        self.finish = finish
+        self.reason = reason
+
+
+class Stepper(Protocol):
+    """Makes tokens. `forget` is called between steps only, once for each live that leaves."""
+
+    async def step(self, lives: Sequence[Live]) -> list[Sampled]: ...
+
+    def forget(self, live: Live) -> None: ...
+
+
+class Desk:
+    """Drives a Stepper. All methods run on one event loop."""
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        *,
+        max_running: int,
+        max_waiting: int,
+        context_tokens: int,
+        version: int,
+    ) -> None:
+        self.version = version
+        self.num_generated_tokens = 0
+        self.is_routable = True
+        self._stepper = stepper
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._context_tokens = context_tokens
+        self._waiting: dict[str, Live] = {}
+        self._running: dict[str, Live] = {}
+        self._driver: asyncio.Task[None] | None = None
+        self._is_paused = False
+        self._is_stepping = False
+        self._step_done = asyncio.Event()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
+
+    def submit(self, request: GenerateRequest) -> ChunkReader:
+        """Queue a request; a refusal is a terminal `error` chunk, never an exception."""
+        live = Live(request)
+        refusal = self._refusal(request)
+        if refusal:
+            live.stream.end(Finish.ERROR, policy_version=self.version, reason=refusal)
+        elif live.num_left <= 0 or len(live.ids) >= self._context_tokens:
+            live.stream.end(Finish.LENGTH, policy_version=self.version)
+        else:
+            self._waiting[request.request_id] = live
+            self._wake()
+        return ChunkReader(live.stream, on_abandon=lambda: self._give_up(live))
+
+    async def stop(self, request_id: str, finish: Finish) -> None:
+        """End one request at a token boundary; unknown ids are fine."""
+        live = self._waiting.get(request_id) or self._running.get(request_id)
+        if live is not None:
+            self._want_end(live, finish)
+            await _soon(live.stream.wait_ended(), "the step of a stopped request")
+
+    async def stop_all(self, finish: Finish) -> None:
+        lives = [*self._waiting.values(), *self._running.values()]
+        for live in lives:
+            self._want_end(live, finish)
+        for live in lives:
+            await _soon(live.stream.wait_ended(), "the step of a stopped request")
+
+    async def pause(self) -> None:
+        self._is_paused = True
+        while self._is_stepping:
+            await _soon(self._step_done.wait(), "the step in flight")
+
+    def resume(self) -> None:
+        """Raises BoundaryError while no verified weights are loaded."""
+        if not self.is_routable:
+            reason = "cannot resume: no update was committed since the last one began"
+            raise BoundaryError("engine", reason, retryable=False)
+        self._is_paused = False
+        self._wake()
+
+    def begin_update(self) -> None:
+        """From here the engine is unroutable; lives of the old version wait to be recomputed."""
+        if not self._is_paused:
+            raise BoundaryError("engine", "weights change only while paused", retryable=False)
+        self.is_routable = False
+        requeued, self._running = self._running, {}
+        for live in requeued.values():
+            self._stepper.forget(live)
+        self._waiting = {**requeued, **self._waiting}
+
+    def commit_update(self, version: int) -> None:
+        self.version = version
+        self.is_routable = True
+
+    def _refusal(self, request: GenerateRequest) -> str:
+        known = request.request_id in self._waiting or request.request_id in self._running
+        if not self.is_routable:
+            return "engine is unroutable: no verified weights"
+        if known:
+            return f"request {request.request_id} is already here"
+        if len(self._waiting) >= self._max_waiting:
+            return f"engine is full: {len(self._waiting)} requests wait"
+        if not request.prompt_ids:
+            return "the prompt is empty"
+        if len(request.prompt_ids) > self._context_tokens:
+            num = len(request.prompt_ids)
+            return f"a prompt of {num} tokens exceeds the context of {self._context_tokens}"
+        return ""
+
+    def _give_up(self, live: Live) -> None:
+        if not live.stream.is_ended:
+            self._want_end(live, Finish.CANCELLED)
+
+    def _want_end(self, live: Live, finish: Finish) -> None:
+        live.wanted_end = live.wanted_end or finish
+        if live.request.request_id in self._waiting or not self._is_stepping:
+            self._end(live, live.wanted_end)
+
+    def _end(self, live: Live, finish: Finish, reason: str = "") -> None:
+        request_id = live.request.request_id
+        if self._waiting.get(request_id) is live:
+            del self._waiting[request_id]
+        elif self._running.get(request_id) is live:
+            del self._running[request_id]
+            self._stepper.forget(live)
+        live.stream.end(finish, policy_version=self.version, reason=reason)
+
+    def _wake(self) -> None:
+        is_idle = self._driver is None or self._driver.done()
+        if is_idle and not self._is_paused and (self._waiting or self._running):
+            self._driver = asyncio.get_running_loop().create_task(self._drive())
+
+    async def _drive(self) -> None:
+        try:
+            while not self._is_paused and (self._waiting or self._running):
+                self._admit()
+                self._deliver(await self._step())
+        except Exception as error:
+            logger.exception("a step of the engine failed; it needs a full load")
+            self._break(f"{type(error).__name__}: {error}")
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._max_running:
+            request_id = next(iter(self._waiting))
+            self._running[request_id] = self._waiting.pop(request_id)
+
+    async def _step(self) -> list[Sampled]:
+        self._is_stepping = True
+        self._step_done.clear()
+        try:
+            return await self._stepper.step(list(self._running.values()))
+        finally:
+            self._is_stepping = False
+            self._step_done.set()
+
+    def _deliver(self, made: list[Sampled]) -> None:
+        for one in made:
+            live, num = one.live, len(one.ids)
+            live.stream.put(one.ids, one.logprobs, self.version)
+            live.ids += one.ids
+            live.num_left -= num
+            self.num_generated_tokens += num
+            finish = one.finish or self._own_end(live, one.ids)
+            if finish is not None:
+                self._end(live, finish, one.reason)
+        for live in [live for live in self._running.values() if live.wanted_end]:
+            assert live.wanted_end is not None
+            self._end(live, live.wanted_end)
+
+    def _own_end(self, live: Live, ids: list[int]) -> Finish | None:
+        if ids and ids[-1] in live.stop_ids:
+            return Finish.STOP
+        if live.num_left <= 0 or len(live.ids) >= self._context_tokens:
+            return Finish.LENGTH
+        return None
+
+    def _break(self, reason: str) -> None:
+        self.is_routable = False
+        self._is_paused = True
+        for live in [*self._waiting.values(), *self._running.values()]:
+            self._end(live, Finish.ERROR, reason)
+
+
+async def _soon(wait: Coroutine[Any, Any, object], what: str) -> None:
+    try:
+        async with asyncio.timeout(STEP_DEADLINE_S):
+            await wait
+    except TimeoutError as error:
+        reason = f"{what} did not end in {STEP_DEADLINE_S:g} s"
+        raise BoundaryError("engine", reason, retryable=False) from error

@@ -1,0 +1,254 @@
+"""The scripted engine: answers from a pure function, at a set speed, behind the real seam.
+
+Ships for tests and demos. Owns: emission in real time, pseudo logprobs. Must not know: models.
+Invariants: ids depend on (prompt, seed) alone, logprobs on (seed, position, version); a request
+continued from prompt + tokens so far gets exactly the rest, if `respond` is continuation-aware
+(`text_policy` makes such a one).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from opengyre.engines.checksum import combined, crc32_of
+from opengyre.engines.desk import Desk, Live, Sampled
+from opengyre.seams.engine import Chunk, EngineCaps, EngineStats, Finish, GenerateRequest
+from opengyre.seams.errors import BoundaryError
+from opengyre.transport.chunk_stream import ChunkReader
+
+Respond = Callable[[list[int], int], list[int]]
+_MASK_64 = 2**64 - 1
+
+
+class ScriptedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`tokens_per_s` is the speed of each request; 0 is as fast as possible, one token a step.
+
+    `stop_ids` end a request beside its own. `weight_names` must all be pushed by an update.
+    """
+
+    tokens_per_s: float = 0.0
+    max_running: int = 8
+    max_waiting: int = 4096
+    context_tokens: int = 4096
+    version: int = 0
+    stop_ids: list[int] = []
+    weight_names: list[str] = []
+    kv_bytes_per_token: int = 64
+
+
+class ScriptedEngine:
+    """`respond(prompt ids, seed)` returns the remaining ids of the answer; it must be pure.
+
+    A ValueError of `respond` ends that request with an `error` chunk.
+    """
+
+    def __init__(self, respond: Respond, config: ScriptedConfig | None = None) -> None:
+        self._config = config or ScriptedConfig()
+        self._respond = respond
+        self._rests: dict[Live, list[int]] = {}
+        self._due_s = 0.0
+        self._pushed: dict[str, int] = {}
+        self._update: int | None = None
+        self._is_released = False
+        self._num_prefill_tokens = 0
+        self._checksum = 0
+        self._desk = Desk(
+            self,
+            max_running=self._config.max_running,
+            max_waiting=self._config.max_waiting,
+            context_tokens=self._config.context_tokens,
+            version=self._config.version,
+        )
+
+    @property
+    def checksum(self) -> int:
+        """Of the tensors of the last commit, in the order they were pushed."""
+        return self._checksum
+
+    def submit(self, request: GenerateRequest) -> ChunkReader:
+        return self._desk.submit(request)
+
+    async def freeze(self, request_id: str) -> None:
+        await self._desk.stop(request_id, Finish.FROZEN)
+
+    async def freeze_all(self) -> None:
+        await self._desk.stop_all(Finish.FROZEN)
+
+    async def cancel(self, request_id: str) -> None:
+        await self._desk.stop(request_id, Finish.CANCELLED)
+
+    async def pause(self) -> None:
+        await self._desk.pause()
+
+    async def resume(self) -> None:
+        if self._is_released:
+            raise BoundaryError("engine", "cannot resume: KV is released", retryable=False)
+        self._desk.resume()
+
+    async def begin_update(self, version: int) -> None:
+        self._desk.begin_update()
+        self._update = version
+        self._pushed = {}
+
+    async def push(self, name: str, tensor: Any) -> None:
+        """Keeps only the checksum of `tensor` (anything numpy can view). Raises BoundaryError
+        outside an update and for numbers that are not finite."""
+        if self._update is None:
+            raise BoundaryError("engine", "push outside an update", retryable=False)
+        array = np.asarray(tensor)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            self._update = None
+            raise BoundaryError("engine", f"weight {name} is not finite", retryable=False)
+        self._pushed[name] = crc32_of(array)
+
+    async def commit(self, version: int) -> None:
+        missing = [name for name in self._config.weight_names if name not in self._pushed]
+        update, self._update = self._update, None
+        if update != version or missing:
+            what = f"missing weights {missing}" if missing else f"no update to {version} began"
+            raise BoundaryError("engine", what, retryable=False)
+        self._checksum = combined(self._pushed.values())
+        self._desk.commit_update(version)
+
+    async def release(self) -> None:
+        if self._desk.num_running:
+            raise BoundaryError("engine", "requests run; freeze them first", retryable=False)
+        await self._desk.pause()
+        self._is_released = True
+
+    async def restore(self) -> None:
+        """KV is there again; the engine stays paused until `resume`."""
+        self._is_released = False
+
+    def stats(self) -> EngineStats:
+        num_tokens = sum(len(live.ids) for live in self._rests)
+        return EngineStats(
+            num_running=self._desk.num_running,
+            num_waiting=self._desk.num_waiting,
+            kv_used_bytes=num_tokens * self._config.kv_bytes_per_token,
+            version=self._desk.version,
+            num_generated_tokens=self._desk.num_generated_tokens,
+            num_prefill_tokens=self._num_prefill_tokens,
+        )
+
+    def caps(self) -> EngineCaps:
+        return EngineCaps(
+            engine="scripted",
+            logprob_mode="processed",
+            is_resume_exact=True,
+            can_export_kv=False,
+            weight_path="push",
+            context_tokens=self._config.context_tokens,
+        )
+
+    async def step(self, lives: Sequence[Live]) -> list[Sampled]:
+        """One emission for each live: the tokens that are due since the last one."""
+        num_tokens = await self._wait_due()
+        return [self._emit(live, num_tokens) for live in lives]
+
+    def forget(self, live: Live) -> None:
+        self._rests.pop(live, None)
+
+    async def _wait_due(self) -> int:
+        speed = self._config.tokens_per_s
+        if speed <= 0:
+            await asyncio.sleep(0)
+            return 1
+        loop = asyncio.get_running_loop()
+        if not self._rests:
+            self._due_s = loop.time() + 1 / speed
+        await asyncio.sleep(max(0.0, self._due_s - loop.time()))
+        num_tokens = 1 + max(0, int((loop.time() - self._due_s) * speed))
+        self._due_s += num_tokens / speed
+        return num_tokens
+
+    def _emit(self, live: Live, num_tokens: int) -> Sampled:
+        rest = self._rests.get(live)
+        if rest is None:
+            try:
+                rest = list(self._respond(list(live.ids), live.request.seed))
+            except ValueError as error:
+                return Sampled(live, [], [], finish=Finish.ERROR, reason=str(error))
+            self._num_prefill_tokens += len(live.ids)
+            self._rests[live] = rest
+        room = self._config.context_tokens - len(live.ids)
+        ids = self._until_stop(live, rest[: min(num_tokens, live.num_left, room)])
+        del rest[: len(ids)]
+        is_done = not rest or (bool(ids) and ids[-1] in self._config.stop_ids)
+        logprobs = [
+            pseudo_logprob(live.request.seed, len(live.ids) + k, self._desk.version)
+            for k in range(len(ids))
+        ]
+        return Sampled(live, ids, logprobs, finish=Finish.STOP if is_done else None)
+
+    def _until_stop(self, live: Live, ids: list[int]) -> list[int]:
+        for k, token in enumerate(ids):
+            if token in live.stop_ids or token in self._config.stop_ids:
+                return ids[: k + 1]
+        return ids
+
+
+def pseudo_logprob(seed: int, position: int, version: int) -> float:
+    """A number in (-2, 0], the same for the same arguments (splitmix64's finalizer)."""
+    x = (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 + version) & _MASK_64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return -2.0 * ((x ^ (x >> 31)) >> 11) / 2**53
+
+
+class TextTokenizer(Protocol):
+    """The two calls `text_policy` needs; special tokens are kept by `decode`."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+def text_policy(
+    tokenizer: TextTokenizer,
+    respond_text: Callable[[str, int], str],
+    *,
+    generation_prompt: str = "<|im_start|>assistant\n",
+    end_of_turn: str = "<|im_end|>",
+) -> Respond:
+    """A continuation-aware `respond` from a function of text.
+
+    `respond_text(text, seed)` gets the decoded prompt up to and including its last generation
+    prompt, and returns the whole answer without its end marker. What the prompt already holds of
+    that answer is left out, exact at every token; a prompt that holds something else raises
+    ValueError.
+    """
+    marker = tokenizer.encode(generation_prompt)
+    end = tokenizer.encode(end_of_turn)
+
+    def respond(prompt_ids: list[int], seed: int) -> list[int]:
+        start = _end_of_last(marker, prompt_ids)
+        answer = respond_text(tokenizer.decode(prompt_ids[:start]), seed)
+        whole = tokenizer.encode(answer) + end
+        so_far = prompt_ids[start:]
+        if whole[: len(so_far)] != so_far:
+            raise ValueError("the prompt ends in an answer that this policy does not give")
+        return whole[len(so_far) :]
+
+    return respond
+
+
+def _end_of_last(marker: list[int], ids: list[int]) -> int:
+    for start in range(len(ids) - len(marker), -1, -1):
+        if ids[start : start + len(marker)] == marker:
+            return start + len(marker)
+    raise ValueError("the prompt has no generation prompt")
+
+
+async def collect(chunks: ChunkReader) -> Chunk:
+    """All of a stream in one chunk: ids, logprobs and the terminal chunk's finish and reason."""
+    ids: list[int] = []
+    logprobs: list[float] = []
+    last = Chunk()
+    async for last in chunks:
+        ids += last.ids
+        logprobs += last.logprobs
+    return msgspec.structs.replace(last, ids=ids, logprobs=logprobs)
