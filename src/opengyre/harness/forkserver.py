@@ -22,7 +22,6 @@ FDS_PER_MESSAGE = 1
 
 def serve(door: socket.socket) -> None:
     """Fork a supervisor for every socket that comes through `door`, until it closes."""
-    os.setsid()
     become_subreaper()
     gc.collect()
     gc.freeze()

@@ -98,6 +98,7 @@ class ForkServer:
                     self._process = await asyncio.create_subprocess_exec(
                         *(sys.executable, "-I", "-S", "-c", START_SERVER, PACKAGE_ROOT),
                         stdin=theirs.fileno(),
+                        start_new_session=True,
                     )
                 self._door = mine
             return self._door

@@ -76,8 +76,7 @@ async def open_sandbox(
     """
     started_s = time.monotonic()
     abi = landlock.abi_version()
-    if not abi and not is_unsafe_allowed:
-        raise ConfigError(REFUSAL)
+    refuse_unconfined(abi, is_unsafe_allowed=is_unsafe_allowed)
     async with contextlib.AsyncExitStack() as stack:
         server = ForkServer()
         stack.push_async_callback(server.close)
@@ -92,6 +91,12 @@ async def open_sandbox(
                 yield OpenSandbox(sandbox=sandbox, report=report)
                 return
         raise ConfigError(f"the sandbox failed its self-test: {'; '.join(failures)}; {REFUSAL}")
+
+
+def refuse_unconfined(abi: int, *, is_unsafe_allowed: bool) -> None:
+    """Raises ConfigError if agents would run unconfined and the user did not ask for that."""
+    if not abi and not is_unsafe_allowed:
+        raise ConfigError(REFUSAL)
 
 
 async def sandbox_self_test(

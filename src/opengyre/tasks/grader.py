@@ -8,6 +8,7 @@ read without following links.
 
 import asyncio
 import json
+import logging
 import math
 import os
 import shutil
@@ -17,11 +18,18 @@ from pathlib import Path
 
 from opengyre.seams.harness import LaunchResult, LaunchSpec, Limits, RunConfined
 from opengyre.seams.tasks import Task, Verdict
-from opengyre.tasks.workspaces import WorkspaceError, copy_workspace, remove_tree
+from opengyre.tasks.workspaces import (
+    WorkspaceError,
+    copy_workspace,
+    open_closed_folders,
+    remove_tree,
+)
 
 MAX_REWARD_BYTES = 4096
 SHELL = "/bin/bash"
 TAIL_WORDS = 200
+
+log = logging.getLogger(__name__)
 
 
 class GradingError(Exception):
@@ -50,7 +58,7 @@ class ScriptGrader:
             except (GradingError, WorkspaceError, OSError) as error:
                 reason = f"{error} (attempt {attempt} of {self.num_attempts})"
             finally:
-                await asyncio.to_thread(remove_tree, view)
+                await asyncio.to_thread(_clean, view)
         return Verdict(reward=None, reason=reason)
 
     async def _attempt(self, task: Task, workspace: Path, view: Path) -> Verdict:
@@ -76,9 +84,18 @@ class ScriptGrader:
         )
 
 
+def _clean(view: Path) -> None:
+    try:
+        remove_tree(view)
+    except OSError as error:
+        log.warning("%s: left behind after grading: %s", view, error)
+
+
 def _lay_out_view(task: Task, workspace: Path, view: Path) -> None:
     """Copies of workspace and tests; links stay links, pipes and sockets are left out."""
     (view / "private" / "verifier").mkdir(parents=True)
+    if os.geteuid() != 0:
+        open_closed_folders(workspace)
     shutil.copytree(task.tests, view / "tests", symlinks=True)
     copy_workspace(workspace, view / "workspace")
 

@@ -5,8 +5,8 @@
     environment/workspace/  what its workspace starts with (may be missing: an empty one)
     tests/test.sh           the grader's program
 
-Owns reading these folders. Must not know executions, sandboxes, sources, rewards. Invariants: a folder is
-either a whole task or a ConfigError of one line; nothing in it leads outside of it.
+Owns reading these folders. Must not know executions, sandboxes, rewards. Invariants: a folder
+is either a whole task or a ConfigError of one line; nothing in it leads outside of it.
 """
 
 import hashlib

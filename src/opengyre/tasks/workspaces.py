@@ -14,7 +14,7 @@ from opengyre.seams.tasks import Task
 
 MAX_COPIED_FILES = 200_000
 MAX_COPIED_BYTES = 1 << 30
-REMOVE_TIMEOUT_S = 60.0
+PROGRAM_S = 60.0
 
 
 class WorkspaceError(Exception):
@@ -51,6 +51,11 @@ def copy_workspace(source: Path, target: Path) -> None:
         raise WorkspaceError("the workspace's folders are nested too deep") from error
 
 
+def open_closed_folders(path: Path) -> None:
+    """Make what an agent closed to its own user readable again. Raises OSError."""
+    _run("chmod", "-R", "u+rwX", "--", str(path))
+
+
 def remove_tree(path: Path) -> None:
     """Remove `path` and all below it; nothing happens if it is not there. Raises OSError."""
     try:
@@ -58,17 +63,18 @@ def remove_tree(path: Path) -> None:
     except FileNotFoundError:
         return
     except (RecursionError, OSError):
-        _remove_by_program(path)
-
-
-def _remove_by_program(path: Path) -> None:
-    """Open what the agent closed, and go as deep as it went."""
-    for command in (("chmod", "-R", "u+rwX", "--"), ("rm", "-rf", "--one-file-system", "--")):
-        subprocess.run(
-            (*command, str(path)), timeout=REMOVE_TIMEOUT_S, check=False, stderr=subprocess.DEVNULL
-        )
+        open_closed_folders(path)
+        _run("rm", "-rf", "--one-file-system", "--", str(path))
     if path.exists():
         raise OSError(f"{path} cannot be removed")
+
+
+def _run(*command: str) -> None:
+    """A program that copes with any depth; it is judged by its effect."""
+    try:
+        subprocess.run(command, timeout=PROGRAM_S, check=False, stderr=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"{command[0]} took longer than {PROGRAM_S} s") from error
 
 
 def _is_copied(mode: int) -> bool:
