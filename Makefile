@@ -21,7 +21,7 @@ help:
 $(READY): pyproject.toml checks/venv.sh
 	@checks/venv.sh $(VENV)
 
-$(TASKS)/.made: $(READY) examples/quickstart/make_tasks.py
+$(TASKS)/.made: $(READY) examples/quickstart/make_tasks.py examples/quickstart/families.py
 	@rm -rf $(TASKS)
 	@$(PY) examples/quickstart/make_tasks.py --seed 11 --num 32 --out $(TASKS)/train
 	@$(PY) examples/quickstart/make_tasks.py --seed 12 --num 32 --out $(TASKS)/eval --avoid $(TASKS)/train

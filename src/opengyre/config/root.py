@@ -115,9 +115,17 @@ def _task_problems(config: RunConfig) -> list[str]:
         for number, path in enumerate(paths)
         if path in paths[:number]
     ]
-    if config.eval is not None and config.eval.path in paths:
+    held_out = config.eval
+    if held_out is None:
+        return problems
+    if held_out.path in paths:
         problems.append(
-            f"eval.path = {config.eval.path}: expected held-out tasks, not a folder of [[tasks]]"
+            f"eval.path = {held_out.path}: expected held-out tasks, not a folder of [[tasks]]"
+        )
+    if not (held_out.at_start or held_out.at_end or held_out.every_bursts):
+        problems.append(
+            "eval.every_bursts = 0: expected at least 1 beside at_start = false and "
+            "at_end = false; or leave [eval] out"
         )
     return problems
 

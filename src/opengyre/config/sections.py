@@ -123,7 +123,7 @@ class ScriptedConfig(Section):
         default=200.0, ge=0, le=1e6, description="speed of one request; 0 is as fast as it can"
     )
     mistakes: float = Field(
-        default=0.0, ge=0, le=1, description="share of tasks the policy gets wrong"
+        default=0.0, ge=0, le=1, description="how often the policy errs; 0 never"
     )
 
 
