@@ -103,12 +103,11 @@ def _may_sideways(folder: str, target: str) -> bool:
 
 
 def _purity_breaches(graph: Graph) -> Iterator[str]:
-    for module in graph:
+    for module in (name for name in graph if _folder(name) in FOREIGN):
         folder = _folder(module)
-        if folder in FOREIGN:
-            for chain in _chains_out(graph, module):
-                if _is_impure(chain[-1], FOREIGN[folder]):
-                    yield f"{module}: {folder} is pure but reaches {' -> '.join(chain)}"
+        for chain in _chains_out(graph, module):
+            if _is_impure(chain[-1], FOREIGN[folder]):
+                yield f"{module}: {folder} is pure but reaches {' -> '.join(chain)}"
 
 
 def _is_impure(name: str, allowed: frozenset[str]) -> bool:

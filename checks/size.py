@@ -1,4 +1,4 @@
-"""Hard stops on size: lines of a function, lines of a file, parameters of a function.
+"""Hard stops on size: lines of a file; lines, parameters and nesting of a function.
 
 Owns: the limits and the waiver list beside it. Must not know: what the code does.
 Run: `python -m checks.size`. Invariant: the waiver list only shrinks. A waiver that is not
@@ -13,7 +13,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = ("src", "checks", "tests", "examples", "benchmarks")
-LIMITS = {"function_lines": 60, "file_lines": 600, "parameters": 6}
+LIMITS = {"function_lines": 60, "file_lines": 600, "parameters": 6, "nesting": 3}
 WAIVERS = Path(__file__).with_name("size_waivers.txt")
 MAX_WAIVERS = 0
 
@@ -35,8 +35,20 @@ def measure(source: str, path: str) -> Iterator[Measure]:
         lines = (node.end_lineno or node.lineno) - node.lineno + 1
         yield Measure(where=where, kind="function_lines", size=lines)
         yield Measure(where=where, kind="parameters", size=_num_parameters(node.args))
+        yield Measure(where=where, kind="nesting", size=max(map(_nesting, node.body)))
 
 
+BLOCKS = (
+    ast.If,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.With,
+    ast.AsyncWith,
+    ast.Try,
+    ast.TryStar,
+    ast.Match,
+)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -55,6 +67,29 @@ def _num_parameters(args: ast.arguments) -> int:
     named = [*args.posonlyargs, *args.args, *args.kwonlyargs]
     own = [arg for arg in named if arg.arg not in ("self", "cls")]
     return len(own) + sum(extra is not None for extra in (args.vararg, args.kwarg))
+
+
+def _nesting(node: ast.stmt, *, is_elif: bool = False) -> int:
+    """How deep blocks lie in each other; elif is no deeper than its if, a function begins anew."""
+    if isinstance(node, Function | ast.ClassDef):
+        return 0
+    own = int(isinstance(node, BLOCKS) and not is_elif)
+    return own + max(
+        (_nesting(part, is_elif=_is_elif(part, node)) for part in _inner(node)), default=0
+    )
+
+
+def _inner(node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements right inside `node`, those of its cases and handlers included."""
+    for part in ast.iter_child_nodes(node):
+        if isinstance(part, ast.match_case | ast.ExceptHandler):
+            yield from _inner(part)
+        elif isinstance(part, ast.stmt):
+            yield part
+
+
+def _is_elif(part: ast.stmt, node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and isinstance(part, ast.If) and node.orelse == [part]
 
 
 def read_waivers(text: str) -> dict[tuple[str, str], int]:

@@ -30,6 +30,29 @@ def test_seven_parameters_and_601_lines_are_one_too_many() -> None:
     ]
 
 
+NESTED = """
+def f(x):
+    if x:
+        pass
+    elif x:
+        for _ in x:
+            try:
+                pass
+            except OSError:
+                def g():
+                    if x: pass
+"""
+
+
+def test_nesting_counts_blocks_but_no_elif_and_no_inner_function() -> None:
+    assert sizes(NESTED)[("a.py::f", "nesting")] == 3
+    assert sizes(NESTED)[("a.py::f.g", "nesting")] == 1
+    deeper = NESTED.replace("def g():", "with x:")
+    assert find_breaches(measure(deeper, "a.py"), {}, 0) == ["a.py::f: nesting 5, at most 3"]
+    cases = "def f(x):\n    match x:\n        case 1:\n            while x: pass\n"
+    assert sizes(cases)[("a.py::f", "nesting")] == 2
+
+
 def test_a_waiver_must_be_needed_exact_and_within_the_count() -> None:
     where = ("a.py::f", "function_lines")
     assert find_breaches(measure(LONG, "a.py"), {where: 61}, 1) == []
