@@ -15,10 +15,14 @@ PACKAGE = "opengyre"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """`target` is imported on `line`; a module of the package in full, others by first word."""
+    """`target` is imported on `line`; a module of the package in full, others by first word.
+
+    `name` is what was taken out of the target, or "" for the target itself.
+    """
 
     target: str
     line: int
+    name: str = ""
 
 
 Graph = Mapping[str, tuple[Import, ...]]
@@ -42,15 +46,20 @@ def _imports(path: Path, module: str, known: Mapping[str, Path]) -> Iterator[Imp
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
         match node:
             case ast.Import(names=names):
-                targets = [alias.name for alias in names]
+                for alias in names:
+                    yield Import(target=_shorten(alias.name), line=node.lineno)
             case ast.ImportFrom(names=names):
                 base = _base(node, module, is_package=path.name == "__init__.py")
-                inner = [f"{base}.{alias.name}" for alias in names]
-                targets = [name if name in known else base for name in inner]
-            case _:
-                continue
-        for target in dict.fromkeys(targets):
-            yield Import(target=_shorten(target), line=node.lineno)
+                for alias in names:
+                    yield _from(base, alias.name, line=node.lineno, known=known)
+
+
+def _from(base: str, name: str, *, line: int, known: Mapping[str, Path]) -> Import:
+    """`from package import module` is an import of the module, all others of the base."""
+    inner = f"{base}.{name}"
+    if inner in known:
+        return Import(target=inner, line=line)
+    return Import(target=_shorten(base), line=line, name=name)
 
 
 def _base(node: ast.ImportFrom, module: str, *, is_package: bool) -> str:

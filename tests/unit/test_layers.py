@@ -54,6 +54,27 @@ def test_siblings_stay_apart_except_where_the_table_says(tmp_path: Path) -> None
     ]
 
 
+def test_views_read_the_store_and_never_write_it(tmp_path: Path) -> None:
+    found = breaches(
+        tmp_path,
+        {
+            "store/journal.py": "",
+            "views/fold.py": "from opengyre.store.journal import read_journal, open_journal",
+        },
+    )
+    assert found == [
+        "opengyre.views.fold:1: views only read the store, "
+        "and may not import store.journal.open_journal"
+    ]
+
+
+def test_the_writers_that_views_may_not_take_exist() -> None:
+    for writer in layers.WRITERS:
+        module, name = writer.rsplit(".", 1)
+        source = PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text()
+        assert f"class {name}" in source or f"def {name}" in source, writer
+
+
 def test_a_pure_module_may_not_reach_a_clock_through_another(tmp_path: Path) -> None:
     found = breaches(
         tmp_path,
