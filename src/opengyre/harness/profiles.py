@@ -6,6 +6,7 @@ program sees only the instruction, its endpoint and its folders.
 """
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,22 +16,37 @@ from opengyre.seams.harness import HarnessJob, LaunchSpec
 
 GYRE_AGENT = Path(__file__).with_name("gyre_agent.py").resolve()
 INSTRUCTION_FILE = "instruction.md"
+DEFAULT_PORTS = {"http": 80, "https": 443}
 PLACEHOLDERS = ("instruction", "instruction_file", "base_url", "api_key", "model", "workspace")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
+def stage_agent(folder: Path) -> Path:
+    """Copy the bundled agent below `folder`, where launches under another user id can read it."""
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    program = folder / GYRE_AGENT.name
+    shutil.copyfile(GYRE_AGENT, program)
+    program.chmod(0o644)
+    return program
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GyreAgent:
-    """The bundled agent, run by `python`, which needs `python_paths` readable."""
+    """The bundled agent at `program`, run by `python`, which needs `python_paths` readable."""
 
+    program: Path
     python: Path
     python_paths: tuple[Path, ...] = ()
     name: str = "gyre-agent"
 
     def prepare(self, job: HarnessJob) -> LaunchSpec:
         instruction = _write_instruction(job)
-        argv = (*(str(self.python), "-I", "-S", str(GYRE_AGENT)), "--instruction-file", instruction)
-        return _spec(job, argv, read_only_paths=(GYRE_AGENT, *self.python_paths))
+        argv = (
+            *(str(self.python), "-I", "-S", str(self.program)),
+            "--instruction-file",
+            instruction,
+        )
+        return _spec(job, argv, read_only_paths=(self.program, *self.python_paths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +115,6 @@ def _spec(
         },
         read_only_paths=read_only_paths,
         gateway_host=endpoint.hostname or "127.0.0.1",
-        gateway_port=endpoint.port,
+        gateway_port=endpoint.port or DEFAULT_PORTS.get(endpoint.scheme),
         limits=job.limits,
     )

@@ -14,6 +14,7 @@ from opengyre.seams.tasks import Task
 
 MAX_COPIED_FILES = 200_000
 MAX_COPIED_BYTES = 1 << 30
+MAX_DEPTH = 200
 PROGRAM_S = 60.0
 
 
@@ -34,21 +35,21 @@ def copy_workspace(source: Path, target: Path) -> None:
     Raises WorkspaceError beyond the bounds, OSError.
     """
     num_files = num_bytes = 0
+    base = os.fspath(source).count(os.sep)
 
     def choose(folder: str, names: list[str]) -> list[str]:
         nonlocal num_files, num_bytes
         found = {name: os.lstat(os.path.join(folder, name)) for name in names}
         num_files += len(found)
         num_bytes += sum(one.st_size for one in found.values())
+        if folder.count(os.sep) - base > MAX_DEPTH:
+            raise WorkspaceError(f"the workspace's folders are nested deeper than {MAX_DEPTH}")
         if num_files > MAX_COPIED_FILES or num_bytes > MAX_COPIED_BYTES:
             what = f"more than {MAX_COPIED_FILES} files or {MAX_COPIED_BYTES} bytes"
             raise WorkspaceError(f"the workspace has {what}")
         return [name for name, one in found.items() if not _is_copied(one.st_mode)]
 
-    try:
-        shutil.copytree(source, target, symlinks=True, ignore=choose)
-    except RecursionError as error:
-        raise WorkspaceError("the workspace's folders are nested too deep") from error
+    shutil.copytree(source, target, symlinks=True, ignore=choose)
 
 
 def open_closed_folders(path: Path) -> None:
@@ -58,15 +59,18 @@ def open_closed_folders(path: Path) -> None:
 
 def remove_tree(path: Path) -> None:
     """Remove `path` and all below it; nothing happens if it is not there. Raises OSError."""
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        return
-    except (RecursionError, OSError):
+    if not _is_deep(path):
+        shutil.rmtree(path, ignore_errors=True)
+    if path.exists():
         open_closed_folders(path)
         _run("rm", "-rf", "--one-file-system", "--", str(path))
     if path.exists():
         raise OSError(f"{path} cannot be removed")
+
+
+def _is_deep(path: Path) -> bool:
+    base = os.fspath(path).count(os.sep)
+    return any(here.count(os.sep) - base > MAX_DEPTH for here, _, _ in os.walk(path))
 
 
 def _run(*command: str) -> None:
