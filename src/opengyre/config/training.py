@@ -46,3 +46,9 @@ class TrainingConfig(Section):
         description="(R - mean) / (std + eps) over a group's valid members, or R - mean",
     )
     advantage_eps: float = Field(default=1e-6, gt=0, le=1, description="eps of the advantage")
+    emulated_tokens_per_s: float = Field(
+        default=20_000.0,
+        ge=0,
+        le=1e9,
+        description='speed of a cell with topology.cell = "emulated"; 0 takes no time',
+    )
