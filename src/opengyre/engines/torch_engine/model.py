@@ -1,0 +1,96 @@
+"""Loading a causal language model, and running its decoder on one flat row.
+
+Owns: which architectures work and why another one is refused. Must not know: requests, slots.
+Supported are plain full-attention decoders whose rotary angles depend on the position alone.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from opengyre.engines.torch_engine.attention import AttentionPlan, KVShape
+from opengyre.seams.errors import ConfigError
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+def load_model(
+    folder: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Any:
+    """The HF module of `folder` (or hub id) in eval mode; safetensors only.
+
+    Raises ConfigError, one line, for a folder that holds no supported model.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        refuse_unsupported(config)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, use_safetensors=True, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError) as error:
+        words = str(error).strip().split("\n")[0]
+        what = "expected a folder with config.json and safetensors weights"
+        raise ConfigError(f"model {folder} cannot be loaded: {words}; {what}") from error
+    return model.to(device).eval()
+
+
+def refuse_unsupported(config: Any) -> None:
+    """Raises ConfigError that names the model type and what is supported."""
+    reason = ""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if config.model_type not in MODEL_TYPES:
+        reason = f"architecture {config.model_type!r}"
+    elif kinds != {"full_attention"} or _has_window(config):
+        reason = "sliding-window attention"
+    elif rope not in ROPE_TYPES:
+        reason = f"rotary embedding of type {rope!r}"
+    if reason:
+        known = ", ".join(MODEL_TYPES)
+        raise ConfigError(
+            f"the embedded engine cannot run {reason}; it runs full-attention decoders "
+            f"({known}); choose such a model, or another engine"
+        )
+
+
+def kv_shape(config: Any, *, num_slots: int, context_tokens: int) -> KVShape:
+    num_heads = config.num_attention_heads
+    return KVShape(
+        num_layers=config.num_hidden_layers,
+        num_slots=num_slots,
+        context_tokens=context_tokens,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
+    )
+
+
+def decode_row(model: Any, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
+    """Final hidden states [T, hidden] of one flat row; ids and positions are [1, T].
+
+    Inside `rollout_attention`. The layers are called one by one: this leaves out mask building
+    and output recording, which cost more than a tiny model's arithmetic.
+    """
+    decoder = model.model
+    hidden = decoder.embed_tokens(ids)
+    rotary = decoder.rotary_emb(hidden, positions)
+    for layer in decoder.layers:
+        hidden = layer(
+            hidden,
+            attention_mask=None,
+            position_ids=positions,
+            position_embeddings=rotary,
+            use_cache=False,
+            plan=plan,
+        )
+    normed: Tensor = decoder.norm(hidden)[0]
+    return normed
+
+
+def _has_window(config: Any) -> bool:
+    if config.model_type == "mistral":
+        return getattr(config, "sliding_window", None) is not None
+    return bool(getattr(config, "use_sliding_window", False))

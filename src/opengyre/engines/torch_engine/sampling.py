@@ -1,0 +1,95 @@
+"""Sampling of a batch of rows: temperature, top-k, top-p, keyed by (seed, absolute position).
+
+Must not know: requests, KV. Invariant: a row's draw depends on its logits, settings, seed and
+position alone, never on the rows beside it, so a continued request samples what an unbroken one
+does. Reference for the counter-based generator: splitmix64, Steele et al., OOPSLA 2014.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_A = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_B = np.uint64(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRows:
+    """Settings of n rows, arrays of length n. Temperature 0 is greedy; top_k 0 and top_p 1 keep
+    everything. `positions` are the absolute positions of the tokens to be sampled."""
+
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    seeds: np.ndarray
+    positions: np.ndarray
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> tuple[np.ndarray, np.ndarray]:
+    """Sampled ids [n] and their logprobs [n] under the distribution they were sampled from:
+    softmax(logits / temperature), renormalised over what top-k and top-p keep; for greedy rows
+    softmax(logits). `logits` is [n, vocabulary]; a logprob that is not finite means they were not.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    is_greedy = rows.temperature <= 0
+    scale = np.where(is_greedy, 1.0, rows.temperature)
+    logprobs = logits.div_(_column(scale, logits)).log_softmax(-1)
+    if not is_greedy.all():
+        logprobs = _filtered(logprobs, rows, is_greedy)
+    ids = logprobs.argmax(-1)
+    if not is_greedy.all():
+        drawn = _draw(logprobs, uniforms(rows.seeds, rows.positions))
+        ids = torch.where(_on(is_greedy, logits), ids, drawn)
+    chosen = logprobs.gather(-1, ids[:, None])[:, 0]
+    return ids.cpu().numpy(), chosen.double().cpu().numpy()
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """One float64 in [0, 1) for each (seed, position); both are uint64 arrays."""
+    mixed = _mix(_mix(seeds.astype(np.uint64) + _GAMMA) + positions.astype(np.uint64) * _GAMMA)
+    uniform: np.ndarray = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniform
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * _MIX_A
+    x = (x ^ (x >> np.uint64(27))) * _MIX_B
+    mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+def _draw(logprobs: Tensor, uniform: np.ndarray) -> Tensor:
+    """Inverse of the cumulative distribution; a token of probability 0 is never drawn."""
+    cumulative = logprobs.double().exp().cumsum(-1)
+    target = _column(uniform, cumulative) * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    return ids.clamp_(max=logprobs.shape[-1] - 1)
+
+
+def _filtered(logprobs: Tensor, rows: SamplingRows, is_greedy: np.ndarray) -> Tensor:
+    num_words = logprobs.shape[-1]
+    wanted = np.where((rows.top_k <= 0) | is_greedy, num_words, rows.top_k)
+    top_k = np.minimum(wanted, num_words)
+    top_p = np.where(is_greedy, 1.0, rows.top_p)
+    if (top_k >= num_words).all() and (top_p >= 1.0).all():
+        return logprobs
+    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    probs = ordered.exp()
+    before = probs.cumsum(-1) - probs
+    rank = torch.arange(num_words, device=logprobs.device)[None]
+    is_kept = rank < _column(top_k, logprobs)
+    is_kept &= (before < _column(top_p, logprobs)) | _on(top_p >= 1.0, logprobs)[:, None]
+    is_kept |= rank == 0
+    is_out = torch.empty_like(is_kept).scatter_(-1, order, ~is_kept)
+    return logprobs.masked_fill(is_out, -torch.inf).log_softmax(-1)
+
+
+def _column(values: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(values).to(like.device, like.dtype)[:, None]
+
+
+def _on(values: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(values).to(like.device)
