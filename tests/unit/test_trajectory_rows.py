@@ -128,6 +128,16 @@ def test_a_group_without_variance_is_counted_but_masked() -> None:
     assert got.account == TokenAccount(sampled=6, masked={"no_variance": 6})
 
 
+def _drawn(data: st.DataObject, turn: TurnTokens, attempt: int) -> TurnTokens:
+    return replace(
+        turn,
+        attempt=attempt,
+        is_committed=data.draw(st.booleans()),
+        role=data.draw(st.sampled_from(["main", "side"])),
+        fork_reason=data.draw(st.sampled_from(["", "rewritten"])),
+    )
+
+
 @given(data=st.data())
 def test_every_sampled_token_is_trained_once_or_masked_or_dropped(data: st.DataObject) -> None:
     turns: list[TurnTokens] = []
@@ -135,16 +145,8 @@ def test_every_sampled_token_is_trained_once_or_masked_or_dropped(data: st.DataO
         known = [turn for turn in turns if turn.turn != f"e1.t{number}"]
         parent = data.draw(st.sampled_from(known)) if known and data.draw(st.booleans()) else None
         turn = _turn(number, parent=parent, kept=data.draw(st.integers(0, 5)) if parent else 0)
-        for attempt in range(data.draw(st.integers(1, 2))):
-            turns.append(
-                replace(
-                    turn,
-                    attempt=attempt,
-                    is_committed=data.draw(st.booleans()),
-                    role=data.draw(st.sampled_from(["main", "side"])),
-                    fork_reason=data.draw(st.sampled_from(["", "rewritten"])),
-                )
-            )
+        num_attempts = data.draw(st.integers(1, 2))
+        turns += [_drawn(data, turn, attempt) for attempt in range(num_attempts)]
     paths, account = paths_of(turns)
     assert account.is_balanced
     assert account.sampled == 3 * len(turns)

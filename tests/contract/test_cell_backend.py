@@ -1,0 +1,296 @@
+"""One suite for every cell backend, over a real weight plane."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from opengyre.control.errors import InvariantError
+from opengyre.seams.cells import CellBackend, MicroStep, Segment
+from opengyre.seams.errors import BoundaryError
+from opengyre.seams.weights import WeightPlane
+from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
+from opengyre.trainer.emulated import EmulatedCell, EmulatedSettings
+from opengyre.trainer.objective import GspoSettings
+from opengyre.trainer.optimizer import AdamWSettings
+from opengyre.transport.weights_shm import SharedMemoryPlane
+
+VOCABULARY = 32
+MakeCell = Callable[[], CellBackend]
+
+
+def _tiny_model() -> torch.nn.Module:
+    torch.manual_seed(3)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        intermediate_size=24,
+        tie_word_embeddings=True,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def _cell(kind: str, weights: WeightPlane, gradients: WeightPlane) -> CellBackend:
+    if kind == "emulated":
+        settings = EmulatedSettings(num_weights=16)
+        return EmulatedCell(weights=weights, gradients=gradients, settings=settings)
+    return EmbeddedCell(
+        _tiny_model(),
+        weights=weights,
+        gradients=gradients,
+        settings=EmbeddedSettings(
+            objective=GspoSettings(), optimizer=AdamWSettings(learning_rate=1e-2)
+        ),
+    )
+
+
+@pytest.fixture(params=["emulated", "embedded"])
+def make_cell(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeCell]:
+    torch.set_num_threads(1)
+    planes: list[SharedMemoryPlane] = []
+
+    def make() -> CellBackend:
+        number = len(planes)
+        planes.append(SharedMemoryPlane(tmp_path, slot=f"w{number}"))
+        planes.append(SharedMemoryPlane(tmp_path, slot=f"g{number}"))
+        return _cell(request.param, planes[-2], planes[-1])
+
+    yield make
+    for plane in planes:
+        plane.close()
+
+
+def _micro_step(number: int, *, step: int = 0, version: int = 0, length: int = 9) -> MicroStep:
+    numbers = np.random.default_rng(number)
+    half = length // 2
+    lengths = [half, length - half]
+    segments, start = [], 0
+    for index, size in enumerate(lengths):
+        segments.append(
+            Segment(
+                execution=f"e{number}.{index}",
+                group=f"g{number}",
+                start=start,
+                end=start + size,
+                advantage=1.0 if index else -1.0,
+                num_path_tokens=size - 1,
+                num_execution_tokens=size - 1,
+            )
+        )
+        start += size
+    mask = [int(position > 0) for size in lengths for position in range(size)]
+    return MicroStep(
+        step=step,
+        number=number,
+        version=version,
+        token_ids=numbers.integers(0, VOCABULARY, length).tolist(),
+        position_ids=[position for size in lengths for position in range(size)],
+        mask=mask,
+        logprobs=[-3.0 * is_trained for is_trained in mask],
+        versions=[version] * length,
+        segments=segments,
+    )
+
+
+def _counted_only(number: int) -> MicroStep:
+    segment = Segment(
+        execution="e9",
+        group="g9",
+        start=0,
+        end=0,
+        advantage=0.0,
+        num_path_tokens=4,
+        num_execution_tokens=4,
+    )
+    return MicroStep(
+        step=0,
+        number=number,
+        version=0,
+        token_ids=[],
+        position_ids=[],
+        mask=[],
+        logprobs=[],
+        versions=[],
+        segments=[segment],
+    )
+
+
+def _opened(make_cell: MakeCell) -> CellBackend:
+    cell = make_cell()
+    cell.enter_training()
+    assert cell.open_step(0, 0, None) == 0
+    return cell
+
+
+def _equal(first: CellBackend, second: CellBackend) -> bool:
+    ours, theirs = first.parameters(), second.parameters()
+    return ours.keys() == theirs.keys() and all(
+        array.tobytes() == theirs[name].tobytes() for name, array in ours.items()
+    )
+
+
+def _trained_alone(make_cell: MakeCell, numbers: list[int]) -> CellBackend:
+    cell = _opened(make_cell)
+    for number in numbers:
+        cell.run(_micro_step(number))
+    cell.reduce([])
+    assert cell.update(1).is_applied
+    return cell
+
+
+def test_a_step_changes_the_weights_and_reports_what_it_counted(make_cell: MakeCell) -> None:
+    cell = _opened(make_cell)
+    before = cell.parameters()
+    added = cell.run(_micro_step(0))
+    assert (added.num_executions, added.num_tokens, added.micro_steps) == (2.0, 7, [0])
+    cell.run(_micro_step(1))
+    counts = cell.reduce([])
+    assert (counts.num_executions, counts.num_tokens, counts.micro_steps) == (4.0, 14, [0, 1])
+    norms = cell.update(1)
+    assert norms.is_applied
+    assert norms.grad_norm > 0
+    after = cell.parameters()
+    assert any((before[name] != after[name]).any() for name in before)
+
+
+def test_weights_are_fixed_until_the_update(make_cell: MakeCell) -> None:
+    cell, fresh = _opened(make_cell), make_cell()
+    for number in range(3):
+        cell.run(_micro_step(number))
+    cell.expose_gradients(0)
+    cell.reduce([])
+    assert _equal(cell, fresh)
+
+
+def test_a_satellite_that_joins_has_the_cores_weights_and_version(make_cell: MakeCell) -> None:
+    core = _trained_alone(make_cell, [0])
+    satellite = make_cell()
+    assert not _equal(core, satellite)
+    satellite.enter_training()
+    assert satellite.open_step(1, 1, core.expose_weights(1)) == 1
+    assert _equal(core, satellite)
+    assert satellite.run(_micro_step(0, step=1, version=1)).num_tokens == 7
+
+
+def test_a_reduce_can_be_repeated_with_other_members(make_cell: MakeCell) -> None:
+    core, first, second = (_opened(make_cell) for _ in range(3))
+    core.run(_micro_step(0))
+    first.run(_micro_step(1))
+    second.run(_micro_step(2))
+    parts = [first.expose_gradients(0), second.expose_gradients(0)]
+    assert core.reduce(parts).micro_steps == [0, 1, 2]
+    assert core.reduce(parts[:1]).micro_steps == [0, 1]
+    core.update(1)
+    parted = _opened(make_cell)
+    parted.run(_micro_step(0))
+    other = _opened(make_cell)
+    other.run(_micro_step(1))
+    parted.reduce([other.expose_gradients(0)])
+    parted.update(1)
+    assert _equal(core, parted)
+
+
+def test_a_reduce_that_cannot_pull_a_member_leaves_the_own_sums(
+    make_cell: MakeCell, tmp_path: Path
+) -> None:
+    core, lost = _opened(make_cell), _opened(make_cell)
+    core.run(_micro_step(0))
+    lost.run(_micro_step(1))
+    part = lost.expose_gradients(0)
+    Path(part[0].address).unlink()
+    with pytest.raises(BoundaryError, match="gone"):
+        core.reduce([part])
+    core.reduce([])
+    core.update(1)
+    assert _equal(core, _trained_alone(make_cell, [0]))
+
+
+def test_a_micro_step_in_two_sums_is_our_fault(make_cell: MakeCell) -> None:
+    core, other = _opened(make_cell), _opened(make_cell)
+    core.run(_micro_step(0))
+    other.run(_micro_step(0))
+    with pytest.raises(InvariantError, match="micro-step 0 of step 0 is in two sums"):
+        core.reduce([other.expose_gradients(0)])
+    with pytest.raises(InvariantError, match="ran twice"):
+        core.run(_micro_step(0))
+
+
+@pytest.mark.parametrize("wrong", [{"step": 1}, {"version": 1}])
+def test_work_of_another_step_or_version_is_refused(
+    make_cell: MakeCell, wrong: dict[str, int]
+) -> None:
+    cell = _opened(make_cell)
+    with pytest.raises(BoundaryError, match="open is step 0, version 0"):
+        cell.run(_micro_step(0, **wrong))
+    with pytest.raises(BoundaryError, match="step 1 asked"):
+        cell.expose_gradients(1)
+
+
+def test_dropped_sums_leave_nothing_behind(make_cell: MakeCell) -> None:
+    cell = _opened(make_cell)
+    cell.run(_micro_step(7))
+    cell.drop_sums()
+    cell.open_step(0, 0, None)
+    cell.run(_micro_step(0))
+    cell.reduce([])
+    cell.update(1)
+    assert _equal(cell, _trained_alone(make_cell, [0]))
+
+
+def test_a_step_without_trainable_tokens_makes_no_update(make_cell: MakeCell) -> None:
+    cell = _opened(make_cell)
+    assert cell.run(_counted_only(0)).num_executions == 1.0
+    cell.reduce([])
+    norms = cell.update(1)
+    assert not norms.is_applied
+    assert "no trainable token" in norms.reason
+    assert _equal(cell, make_cell())
+
+
+def test_what_is_saved_is_restored_and_trains_on_bit_for_bit(
+    make_cell: MakeCell, tmp_path: Path
+) -> None:
+    cell = _trained_alone(make_cell, [0, 1])
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    cell.save(str(folder))
+    again = make_cell()
+    again.restore(str(folder))
+    assert _equal(cell, again)
+    for one in (cell, again):
+        one.enter_training()
+        one.open_step(1, 1, None)
+        one.run(_micro_step(2, step=1, version=1))
+        one.reduce([])
+        one.update(2)
+    assert _equal(cell, again)
+
+
+def test_a_cell_leaves_and_enters_training_again(make_cell: MakeCell) -> None:
+    cell = _opened(make_cell)
+    cell.run(_micro_step(5))
+    cell.leave_training()
+    cell.enter_training()
+    cell.open_step(0, 0, None)
+    cell.run(_micro_step(0))
+    cell.reduce([])
+    cell.update(1)
+    assert _equal(cell, _trained_alone(make_cell, [0]))
+
+
+def test_a_failed_load_leaves_the_weights(make_cell: MakeCell) -> None:
+    core, cell = _trained_alone(make_cell, [0]), make_cell()
+    snapshot = core.expose_weights(1)
+    with Path(snapshot.address).open("r+b") as file:
+        file.seek(-70, 2)
+        file.write(b"\xff" * 70)
+    with pytest.raises(BoundaryError, match="torn"):
+        cell.load(snapshot)
+    assert _equal(cell, make_cell())

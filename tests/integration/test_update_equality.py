@@ -1,0 +1,318 @@
+"""P7, P8, P9, P20: for a given set of groups the update does not depend on who ran what.
+
+A tiny float64 model is updated twice through the stream, the cells and a shared-memory weight
+plane; the reference runs every path alone through the model's own attention and plain AdamW.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from opengyre.seams.cells import UpdateNorms
+from opengyre.seams.weights import Descriptor
+from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
+from opengyre.trainer.objective import GspoSettings
+from opengyre.trainer.optimizer import AdamWSettings
+from opengyre.trainer.stream import StepStream, StreamSettings
+from opengyre.trajectory import rows as trajectory_rows
+from opengyre.trajectory.advantages import Baseline
+from opengyre.trajectory.groups import Member, Row, rows_of_group
+from opengyre.transport.weights_shm import SharedMemoryPlane
+
+VOCABULARY = 48
+NUM_GROUPS = 6
+NUM_STEPS = 2
+TEMPERATURE = 0.7
+OPTIMIZER = AdamWSettings(learning_rate=1e-2, warmup_updates=2, max_grad_norm=0.05)
+OBJECTIVE = GspoSettings(clip_low=0.98, clip_high=1.02)
+Weights = dict[str, np.ndarray]
+MakeRun = Callable[["_Story"], "_Run"]
+MAX_ROUNDS = 200
+
+
+class _DoubleNorm(nn.Module):
+    """RMSNorm without the cast to float32 that would hide what the test measures."""
+
+    def __init__(self, norm: Qwen3RMSNorm) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self.eps = norm.variance_epsilon
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        scale = torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * hidden * scale
+
+
+def _model() -> Qwen3ForCausalLM:
+    torch.manual_seed(11)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=24,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+    )
+    model = Qwen3ForCausalLM(config).double().eval()
+    for name, module in list(model.named_modules()):
+        if isinstance(module, Qwen3RMSNorm):
+            model.set_submodule(name, _DoubleNorm(module))
+    return model
+
+
+def _logprobs_alone(model: Qwen3ForCausalLM, ids: Sequence[int]) -> Tensor:
+    """Logprob of ids[1:], shape [T - 1], by a plain forward of one sequence."""
+    tokens = torch.tensor([ids])
+    logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]
+    return (logits / TEMPERATURE).log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
+
+
+def _path(model: Qwen3ForCausalLM, numbers: np.random.Generator) -> trajectory_rows.Path:
+    """Random tokens; sampling logprobs are the model's with a drift, so that some paths clip."""
+    num_tokens = int(numbers.integers(5, 24))
+    ids = numbers.integers(0, VOCABULARY, num_tokens).tolist()
+    mask = [0, *(numbers.random(num_tokens - 1) < 0.6).astype(int).tolist()]
+    mask[-1] = 1
+    with torch.no_grad():
+        logprobs = [0.0, *_logprobs_alone(model, ids).tolist()]
+    drift = numbers.normal(0, 0.03)
+    return trajectory_rows.Path(
+        turns=("t",),
+        token_ids=ids,
+        mask=mask,
+        logprobs=[(value + drift) * is_on for value, is_on in zip(logprobs, mask, strict=True)],
+        versions=[0] * num_tokens,
+    )
+
+
+@pytest.fixture(scope="module")
+def groups() -> dict[str, tuple[Row, ...]]:
+    """Rows by group: mixed lengths, two paths in some executions, one member without a verdict,
+    one group without variance."""
+    torch.set_num_threads(1)
+    model, numbers = _model(), np.random.default_rng(5)
+    made = {}
+    for index in range(NUM_STEPS * NUM_GROUPS):
+        members = []
+        for place in range(4):
+            paths = [_path(model, numbers) for _ in range(1 + (place == 1))]
+            reward = 0.5 if index == 2 else float(numbers.random())
+            members.append(
+                Member(
+                    execution=f"e{index}.{place}",
+                    reward=None if (index, place) == (3, 0) else reward,
+                    paths=paths,
+                    account=trajectory_rows.TokenAccount(),
+                )
+            )
+        name = f"g{index}"
+        made[name] = rows_of_group(name, members, baseline=Baseline.MEAN_STD).rows
+    return made
+
+
+def _names(step: int) -> list[str]:
+    return [f"g{index}" for index in range(step * NUM_GROUPS, (step + 1) * NUM_GROUPS)]
+
+
+@pytest.fixture(scope="module")
+def reference(groups: dict[str, tuple[Row, ...]]) -> list[Weights]:
+    """Weights after each step: every path alone, the formulas written out, plain AdamW."""
+    model = _model()
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
+    after = []
+    for step in range(NUM_STEPS):
+        rows = [row for name in _names(step) for row in groups[name]]
+        executions = {row.execution for row in rows}
+        loss = sum(_row_loss(model, row) for row in rows) / len(executions)
+        adamw.zero_grad()
+        assert isinstance(loss, Tensor)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.max_grad_norm)
+        for group in adamw.param_groups:
+            group["lr"] = OPTIMIZER.learning_rate * (step + 1) / 2
+        adamw.step()
+        after.append({n: p.detach().numpy().copy() for n, p in model.named_parameters()})
+    return after
+
+
+def _row_loss(model: Qwen3ForCausalLM, row: Row) -> Tensor:
+    mask = torch.tensor(row.path.mask[1:], dtype=torch.bool)
+    new = _logprobs_alone(model, row.path.token_ids)[mask]
+    old = torch.tensor(row.path.logprobs[1:], dtype=torch.float64)[mask]
+    ratio = (new.detach() - old).mean().exp() * (new - new.detach()).exp()
+    clipped = ratio.clamp(OBJECTIVE.clip_low, OBJECTIVE.clip_high)
+    losses = -torch.minimum(ratio * row.advantage, clipped * row.advantage)
+    return losses.sum() / row.num_execution_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Story:
+    """What happens in every step: (claims so far, what, cell), in order. A cell that dies holds
+    a claim. `dies_late`: a cell that dies when everything was claimed."""
+
+    events: tuple[tuple[int, str, int], ...] = ()
+    dies_late: int | None = None
+    budget_tokens: int = 40
+    is_reversed: bool = False
+
+    @property
+    def has_death(self) -> bool:
+        return self.dies_late is not None or any(what == "die" for _, what, _ in self.events)
+
+
+STORIES = {
+    "one cell": _Story(budget_tokens=64),
+    "one cell, another order, one path at a time": _Story(budget_tokens=1, is_reversed=True),
+    "three cells": _Story(events=((0, "join", 1), (1, "join", 2))),
+    "a late join": _Story(events=((6, "join", 1),)),
+    "a killed satellite": _Story(events=((0, "join", 1), (2, "join", 2), (7, "die", 1))),
+    "a satellite killed after all was claimed": _Story(events=((0, "join", 1),), dies_late=1),
+    "two deaths and a join between them": _Story(
+        events=((0, "join", 1), (4, "die", 1), (5, "join", 2), (9, "die", 2))
+    ),
+}
+
+
+def _stream(step: int, groups: dict[str, tuple[Row, ...]], budget_tokens: int) -> StepStream:
+    settings = StreamSettings(budget_tokens=budget_tokens, lease_s=60.0, max_groups=NUM_GROUPS)
+    return StepStream(step, version=step, rows_of=groups.__getitem__, settings=settings)
+
+
+class _Run:
+    """A core, its satellites and the stream, in one process."""
+
+    def __init__(self, folder: Path, groups: dict[str, tuple[Row, ...]], story: _Story) -> None:
+        self._folder = folder
+        self._groups = groups
+        self._story = story
+        self._planes: list[SharedMemoryPlane] = []
+        self.core = self.make_cell("core")
+        self.satellites: dict[int, EmbeddedCell] = {}
+        self.num_returned = 0
+        self._waiting: list[str] = []
+
+    def make_cell(self, name: str) -> EmbeddedCell:
+        name = f"{name}-{len(self._planes)}"
+        planes = [SharedMemoryPlane(self._folder, slot=f"{name}.{kind}") for kind in "wg"]
+        self._planes += planes
+        return EmbeddedCell(
+            _model(),
+            weights=planes[0],
+            gradients=planes[1],
+            settings=EmbeddedSettings(
+                objective=OBJECTIVE, optimizer=OPTIMIZER, temperature=TEMPERATURE
+            ),
+        )
+
+    def close(self) -> None:
+        for plane in self._planes:
+            plane.close()
+
+    def step(self, step: int) -> UpdateNorms:
+        stream = self._open(step)
+        snapshot = self.core.expose_weights(step)
+        events = list(self._story.events)
+        num_claims = 0
+        for _ in range(MAX_ROUNDS):
+            while events and num_claims >= events[0][0]:
+                _, what, cell = events.pop(0)
+                self._join(stream, cell, snapshot) if what == "join" else self._kill(stream, cell)
+            if not stream.is_closed:
+                stream.offer(self._waiting[:2])
+            num_claims += sum(self._claim(stream, cell) for cell in stream.members)
+            if not self._waiting and not stream.is_closed:
+                stream.close(NUM_GROUPS)
+                if self._story.dies_late is not None:
+                    self._kill(stream, self._story.dies_late)
+            if stream.is_drained:
+                break
+        assert events == []
+        return self._commit(stream)
+
+    def _open(self, step: int) -> StepStream:
+        self.satellites = {}
+        self._waiting = _names(step)[:: -1 if self._story.is_reversed else 1]
+        self.core.enter_training()
+        stream = _stream(step, self._groups, self._story.budget_tokens)
+        stream.admit(0)
+        self.core.open_step(step, step, None)
+        return stream
+
+    def _join(self, stream: StepStream, cell: int, snapshot: Descriptor) -> None:
+        satellite = self.make_cell(f"satellite{cell}")
+        satellite.enter_training()
+        assert satellite.open_step(stream.step, stream.version, snapshot) == stream.version
+        assert stream.admit(cell)
+        self.satellites[cell] = satellite
+
+    def _kill(self, stream: StepStream, cell: int) -> None:
+        """It dies with a claim in hand; what it had summed is lost with it."""
+        for group in stream.claim(cell, 0.0).assigned:
+            self._waiting.remove(group)
+        del self.satellites[cell]
+        self._waiting[:0] = stream.drop_member(cell)
+        self.num_returned += stream.counters(cell).num_returned
+
+    def _claim(self, stream: StepStream, number: int) -> bool:
+        """One claim and its backward; newly assigned groups are waiting no more."""
+        claim = stream.claim(number, 0.0)
+        for group in claim.assigned:
+            self._waiting.remove(group)
+        if claim.micro_step is None:
+            return False
+        (self.core if number == 0 else self.satellites[number]).run(claim.micro_step)
+        assert stream.done(number, claim.micro_step.number)
+        return True
+
+    def _commit(self, stream: StepStream) -> UpdateNorms:
+        parts = [cell.expose_gradients(stream.step) for _, cell in sorted(self.satellites.items())]
+        counts = self.core.reduce(parts)
+        expected = stream.done_counts()
+        assert sorted(counts.micro_steps) == expected.micro_steps
+        assert counts.num_executions == pytest.approx(expected.num_executions, rel=1e-12)
+        return self.core.update(stream.version + 1)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, groups: dict[str, tuple[Row, ...]]) -> Iterator[MakeRun]:
+    made: list[_Run] = []
+
+    def make(story: _Story) -> _Run:
+        made.append(_Run(tmp_path, groups, story))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def _worst_relative(got: Weights, want: Weights) -> float:
+    assert got.keys() == want.keys()
+    return max(
+        float(np.abs(got[name] - want[name]).max() / np.abs(want[name]).max()) for name in want
+    )
+
+
+@pytest.mark.parametrize("title", list(STORIES))
+def test_two_updates_equal_the_reference_whoever_ran_what(
+    title: str, make_run: MakeRun, reference: list[Weights]
+) -> None:
+    story = STORIES[title]
+    run = make_run(story)
+    for step in range(NUM_STEPS):
+        norms = run.step(step)
+        assert norms.is_applied
+        assert norms.grad_norm > OPTIMIZER.max_grad_norm
+        assert _worst_relative(run.core.parameters(), reference[step]) < 1e-9
+    assert (run.num_returned > 0) is story.has_death
