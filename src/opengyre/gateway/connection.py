@@ -1,0 +1,114 @@
+"""One client's HTTP exchange as bytes: read the body, write, know that it left, abort it.
+
+Owns: the ASGI calls. Must not know: dialects, turns. Invariants: `is_gone` is true as soon as the
+transport closes, before anyone was told; an abort is a TCP reset, never an end of file.
+"""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from opengyre.gateway.body import MAX_BODY_BYTES
+from opengyre.gateway.request import Refusal
+
+BODY_TIMEOUT_S = 60.0
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class ClientLeft(Exception):
+    """The client closed its connection before its answer was complete."""
+
+
+class TransportProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1, which also tells the app its transport (in the scope's state)."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.app_state = {**self.app_state, "transport": transport}
+        super().connection_made(transport)
+
+
+class Connection:
+    """One request on one connection. Reading the body comes first, then one answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._transport: asyncio.Transport = scope["state"]["transport"]
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.has_begun = False
+
+    @property
+    def is_gone(self) -> bool:
+        return self._transport.is_closing()
+
+    def header(self, name: str) -> str:
+        return self._headers.get(name.encode(), b"").decode("latin-1")
+
+    async def read_body(self) -> bytes:
+        """Raises Refusal for a body that is too large or too slow, ClientLeft if it is cut."""
+        length = self.header("content-length")
+        if length.isdigit() and int(length) > MAX_BODY_BYTES:
+            raise _too_large()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                return await self._read_parts()
+        except TimeoutError as error:
+            raise Refusal(f"no whole body in {BODY_TIMEOUT_S:g} s", status=408) from error
+
+    async def watch(self) -> None:
+        """Raises ClientLeft when the client goes before the answer is complete."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        raise ClientLeft
+
+    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """Status and headers; the body follows with `write` and `end`."""
+        self.has_begun = True
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+
+    async def write(self, data: bytes) -> None:
+        """Nothing is awaited after the bytes went to the transport."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def abort(self) -> None:
+        """Reset the connection: what was not sent is dropped."""
+        if self._transport.is_closing():
+            return
+        sock: Any = self._transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._transport.abort()
+
+    async def reset(self) -> None:
+        """`abort`, and wait until the server noticed."""
+        self.abort()
+        with suppress(ClientLeft):
+            await self.watch()
+
+    async def _read_parts(self) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > MAX_BODY_BYTES:
+                raise _too_large()
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+
+def _too_large() -> Refusal:
+    return Refusal(f"the body exceeds {MAX_BODY_BYTES} bytes", status=413)

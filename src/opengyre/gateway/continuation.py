@@ -1,0 +1,220 @@
+"""One turn's generation: one list of tokens, however many engines it takes.
+
+Owns: submitting, continuing from prompt + tokens so far, spans, the budget. Must not know: HTTP,
+messages, text. Invariants: the budget and the seed belong to the turn; a part is told apart by
+(turn, attempt, incarnation, part number), and what an earlier part still says is never read;
+every token carries the engine and version that sampled it; without progress for `hold_max_s`, or
+after `MAX_PARTS`, it gives up.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import msgspec
+
+from opengyre.gateway.routing import EngineLost, NoEngine, Routing, Seat
+from opengyre.seams.engine import Chunk, Finish, GenerateRequest
+from opengyre.seams.errors import BoundaryError
+from opengyre.seams.records import Span
+
+MAX_PARTS = 1000
+CANCEL_GRACE_S = 10.0
+_FIRST_BACKOFF_S = 0.05
+_MAX_BACKOFF_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationPlan:
+    """What to sample. `request.request_id` is `turn.aATTEMPT`; parts append to it."""
+
+    turn: str
+    request: GenerateRequest
+    hold_max_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continued:
+    """One move of a running turn, as it is told to the controller."""
+
+    execution: str
+    turn: str
+    from_engine: str
+    to_engine: str
+    reason: str
+    num_tokens_so_far: int
+
+
+class _End(Enum):
+    DONE = auto()
+    MOVED = auto()
+
+
+@dataclass(slots=True, kw_only=True)
+class Sampled:
+    """The tokens of a turn so far; grows while the generation runs."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    num_continuations: int = 0
+    held_s: float = 0.0
+    is_length: bool = False
+
+    def add(self, chunk: Chunk, engine_id: str) -> None:
+        start, end = len(self.ids), len(self.ids) + len(chunk.ids)
+        self.ids += chunk.ids
+        self.logprobs += chunk.logprobs
+        last = self.spans[-1] if self.spans else None
+        if last and (last.engine, last.policy_version) == (engine_id, chunk.policy_version):
+            self.spans[-1] = msgspec.structs.replace(last, end=end)
+            return
+        span = Span(start=start, end=end, policy_version=chunk.policy_version, engine=engine_id)
+        self.spans.append(span)
+
+    def cut(self, num_tokens: int) -> None:
+        """Keep the first `num_tokens`."""
+        del self.ids[num_tokens:], self.logprobs[num_tokens:]
+        kept = [span for span in self.spans if span.start < num_tokens]
+        if kept:
+            end = min(kept[-1].end, num_tokens)
+            kept[-1] = msgspec.structs.replace(kept[-1], end=end)
+        self.spans = kept
+
+
+class Generation:
+    """Iterate `chunks()` for the new ids; `sampled` holds all of them.
+
+    Leaving the iteration early (or being cancelled in it) cancels at the engine; close it with
+    `aclosing`.
+    """
+
+    def __init__(
+        self, plan: GenerationPlan, *, routing: Routing, on_continued: Callable[[Continued], None]
+    ) -> None:
+        self._plan = plan
+        self._routing = routing
+        self._on_continued = on_continued
+        self._num_parts = 0
+        self._num_failures = 0
+        self._stuck_since_s: float | None = None
+        self.sampled = Sampled()
+
+    async def chunks(self) -> AsyncGenerator[list[int], None]:
+        """New ids as they come; ends when the turn is over. Raises NoEngine when it gives up."""
+        moved: tuple[str, str] | None = None
+        while self._num_left() > 0:
+            seat = await self._next_seat()
+            if moved is not None:
+                self._tell(moved, seat.engine_id)
+            reason = ""
+            part = self._part(seat)
+            async with contextlib.aclosing(part):
+                async for chunk in part:
+                    if chunk.ids:
+                        self._note(chunk, seat)
+                        yield chunk.ids
+                    if chunk.finish in (Finish.STOP, Finish.LENGTH):
+                        self.sampled.is_length = chunk.finish is Finish.LENGTH
+                        return
+                    reason = _words(chunk) if chunk.finish is not None else reason
+                    self._num_failures += chunk.finish is Finish.ERROR
+            moved = (seat.engine_id, reason)
+        self.sampled.is_length = True
+
+    async def _part(self, seat: Seat) -> AsyncGenerator[Chunk, None]:
+        """Chunks of one submission up to its terminal one; loss is an `error` chunk."""
+        request = self._next_request(seat)
+        stream = seat.engine.submit(request)
+        is_over = False
+        try:
+            while not is_over:
+                chunk = await self._next_chunk(stream, seat)
+                is_over = chunk.finish is not None
+                yield chunk
+        except (EngineLost, BoundaryError) as error:
+            is_over = True
+            yield Chunk(finish=Finish.ERROR, reason=str(error) or "engine lost")
+        finally:
+            if not is_over:
+                await _cancel(seat, request.request_id)
+            if (close := getattr(stream, "aclose", None)) is not None:
+                await close()
+
+    async def _next_chunk(self, stream: AsyncIterator[Chunk], seat: Seat) -> Chunk:
+        try:
+            async with asyncio.timeout(None) as scope:
+                with self._routing.lease(seat, scope):
+                    return await anext(stream)
+        except TimeoutError:
+            raise EngineLost(f"{seat.engine_id} was lost") from None
+        except StopAsyncIteration:
+            raise EngineLost(f"{seat.engine_id} ended a stream without saying how") from None
+
+    async def _next_seat(self) -> Seat:
+        execution = self._plan.request.execution
+        seat = self._routing.open_seat(execution)
+        if seat is not None and self._num_failures == 0:
+            return seat
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        if self._num_failures == 0 or self._stuck_since_s is None:
+            self._stuck_since_s = began_s
+        limit_s = self._stuck_since_s + self._plan.hold_max_s - began_s
+        try:
+            with self._routing.hold(execution):
+                await asyncio.sleep(min(self._backoff_s(), max(0.0, limit_s)))
+                if limit_s <= 0 or self._num_parts >= MAX_PARTS:
+                    raise NoEngine(execution, self._plan.hold_max_s)
+                return await self._routing.wait_open(execution, limit_s=limit_s)
+        finally:
+            self.sampled.held_s += loop.time() - began_s
+
+    def _backoff_s(self) -> float:
+        if self._num_failures == 0:
+            return 0.0
+        return float(min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(self._num_failures - 1, 10)))
+
+    def _note(self, chunk: Chunk, seat: Seat) -> None:
+        self.sampled.add(chunk, seat.engine_id)
+        self._num_failures = 0
+        self._stuck_since_s = None
+
+    def _num_left(self) -> int:
+        return self._plan.request.max_new_tokens - len(self.sampled.ids)
+
+    def _next_request(self, seat: Seat) -> GenerateRequest:
+        self._num_parts += 1
+        whole = self._plan.request
+        return msgspec.structs.replace(
+            whole,
+            request_id=f"{whole.request_id}.i{seat.incarnation}.p{self._num_parts}",
+            prompt_ids=whole.prompt_ids + self.sampled.ids,
+            max_new_tokens=self._num_left(),
+        )
+
+    def _tell(self, moved: tuple[str, str], to_engine: str) -> None:
+        self.sampled.num_continuations += 1
+        self._on_continued(
+            Continued(
+                execution=self._plan.request.execution,
+                turn=self._plan.turn,
+                from_engine=moved[0],
+                to_engine=to_engine,
+                reason=moved[1],
+                num_tokens_so_far=len(self.sampled.ids),
+            )
+        )
+
+
+def _words(chunk: Chunk) -> str:
+    return chunk.reason or str(chunk.finish)
+
+
+async def _cancel(seat: Seat, request_id: str) -> None:
+    """Ask and confirm; an engine that does not answer in the grace is its supervisor's case."""
+    with contextlib.suppress(TimeoutError, BoundaryError):
+        async with asyncio.timeout(CANCEL_GRACE_S):
+            await seat.engine.cancel(request_id)

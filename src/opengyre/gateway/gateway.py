@@ -1,0 +1,292 @@
+"""The gateway as the runtime sees it: sessions, doors, routes, and one HTTP address.
+
+Owns: wiring and the life of a session. Must not know: processes, the controller, the run folder.
+Invariants: a turn is told only after its record is durable; `close_session` returns after every
+turn of it was told; a closed session's key opens nothing.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from opengyre.gateway import body as bodies
+from opengyre.gateway.app import Surface, make_app
+from opengyre.gateway.connection import Connection
+from opengyre.gateway.continuation import Continued, Generation, GenerationPlan
+from opengyre.gateway.dialects import openai_chat
+from opengyre.gateway.exchange import Exchange, ExchangeParts
+from opengyre.gateway.recording import RecordQueue
+from opengyre.gateway.rendering import ModelRenderer
+from opengyre.gateway.request import Refusal, RefusalKind, Sampling
+from opengyre.gateway.routing import Routing
+from opengyre.gateway.server import serve_gateway
+from opengyre.gateway.sessions import Attempt, Session
+from opengyre.seams.engine import Engine, GenerateRequest
+from opengyre.seams.recorder import Recorder
+from opengyre.seams.records import TurnRecord
+
+MAX_RUNNING_PER_SESSION = 64
+CLOSE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """For what a client does not say. `max_new_tokens` None: up to the context's end."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """`model` is the name that `/v1/models` tells."""
+
+    max_context_tokens: int
+    host: str = "127.0.0.1"
+    port: int = 0
+    hold_comment_s: float = 8.0
+    hold_max_s: float = 240.0
+    model: str = "policy"
+    defaults: SamplingDefaults = SamplingDefaults()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayEvents:
+    """Called on the event loop, must not block. `on_hold(execution, started)` tells the first
+    held request of an execution and the end of the last one."""
+
+    on_turn: Callable[[TurnRecord], None]
+    on_hold: Callable[[str, bool], None]
+    on_continued: Callable[[Continued], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCounts:
+    """`num_turns` were admitted, retries not counted; `num_cancelled` still ran at the close."""
+
+    num_turns: int
+    num_cancelled: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    session: Session
+    key: str
+    seed: int
+    defaults: SamplingDefaults
+    running: set[Exchange] = field(default_factory=set)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Gateway:
+    """Use as `async with Gateway(...) as gateway`; a record that cannot be written ends it."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        *,
+        renderer: ModelRenderer,
+        recorder: Recorder,
+        events: GatewayEvents,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._renderer = renderer
+        self._events = events
+        self._now_s = now_s
+        self._records = RecordQueue(recorder, on_turn=events.on_turn)
+        self._routing = Routing(on_hold=events.on_hold)
+        self._open: dict[str, _Open] = {}
+        self._keys: dict[str, str] = {}
+        self._stack = AsyncExitStack()
+        self.host = settings.host
+        self.port = settings.port
+
+    async def __aenter__(self) -> Self:
+        """Raises ConfigError when the address cannot be had."""
+        surface = Surface(
+            keys=self._keys,
+            complete=self._complete,
+            model=self._settings.model,
+            created_s=int(time.time()),
+        )
+        async with AsyncExitStack() as stack:
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            worker = tasks.create_task(self._records.run())
+            stack.callback(worker.cancel)
+            serving = serve_gateway(
+                make_app(surface), host=self._settings.host, port=self._settings.port
+            )
+            self.host, self.port = await stack.enter_async_context(serving)
+            stack.push_async_callback(self._close_all)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    @property
+    def address(self) -> str:
+        """`http://host:port`; an execution's base URL is `{address}/{execution}/v1`."""
+        return f"http://{self.host}:{self.port}"
+
+    # ---- sessions
+
+    def open_session(
+        self,
+        execution: str,
+        key: str,
+        engine_id: str,
+        *,
+        seed: int,
+        defaults: SamplingDefaults | None = None,
+        max_context_tokens: int | None = None,
+    ) -> None:
+        """From now on `key` opens `/{execution}/`. Raises ValueError if it is open already."""
+        if execution in self._open:
+            raise ValueError(f"{execution} has an open session")
+        session = Session(
+            execution=execution,
+            renderer=self._renderer,
+            max_context_tokens=max_context_tokens or self._settings.max_context_tokens,
+        )
+        self._open[execution] = _Open(
+            session=session, key=key, seed=seed, defaults=defaults or self._settings.defaults
+        )
+        self._keys[execution] = key
+        self._routing.set_routes({execution: engine_id})
+
+    async def close_session(self, execution: str) -> SessionCounts:
+        """Revoke the key, cut its clients off, cancel at the engines, tell every turn.
+
+        Unknown executions are fine. Raises BoundaryError when records cannot be synced.
+        """
+        self._keys.pop(execution, None)
+        one = self._open.pop(execution, None)
+        if one is None:
+            return SessionCounts(num_turns=0, num_cancelled=0)
+        num_cancelled = len(one.running)
+        for exchange in one.running:
+            exchange.abort()
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            while one.running:
+                one.idle.clear()
+                await one.idle.wait()
+        self._routing.forget(execution)
+        await self._records.drained()
+        return SessionCounts(num_turns=one.session.num_turns, num_cancelled=num_cancelled)
+
+    async def _close_all(self) -> None:
+        for execution in list(self._open):
+            await self.close_session(execution)
+        await self._records.drained()
+
+    # ---- engines, doors and routes
+
+    def connect_engine(self, engine_id: str, engine: Engine, incarnation: int) -> None:
+        """A new life of an engine; its door is open."""
+        self._routing.connect_engine(engine_id, engine, incarnation)
+
+    def close_door(self, engine_id: str) -> None:
+        """New requests and continuations wait; what runs there goes on until it is frozen."""
+        self._routing.close_door(engine_id)
+
+    def open_door(self, engine_id: str) -> None:
+        self._routing.open_door(engine_id)
+
+    def engine_lost(self, engine_id: str) -> None:
+        """What runs there is continued on the route's next open engine."""
+        self._routing.engine_lost(engine_id)
+
+    def set_routes(self, routes: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+        """Execution to engine; executions that are not named keep theirs."""
+        self._routing.set_routes(routes)
+
+    def held(self) -> dict[str, int]:
+        """Requests held now, by execution."""
+        return self._routing.held()
+
+    # ---- one call
+
+    async def _complete(self, execution: str, connection: Connection, body: bytes) -> None:
+        raw = bodies.decode_object(body)
+        request = openai_chat.parse(raw)
+        one = self._open.get(execution)
+        if one is None:
+            raise Refusal("this execution is over", kind=RefusalKind.UNAUTHORIZED)
+        if len(one.running) >= MAX_RUNNING_PER_SESSION:
+            raise Refusal("too many requests at once", kind=RefusalKind.UNAVAILABLE, status=429)
+        attempt = one.session.admit(request, body=body, body_key=bodies.digest(raw))
+        exchange = self._exchange(one, attempt, connection)
+        one.running.add(exchange)
+        try:
+            await exchange.run()
+        finally:
+            await self._records.put(exchange.record())
+            one.running.discard(exchange)
+            one.idle.set()
+
+    def _exchange(self, one: _Open, attempt: Attempt, connection: Connection) -> Exchange:
+        request = attempt.request
+        name = f"{attempt.turn}.a{attempt.attempt}"
+        plan = GenerationPlan(
+            turn=attempt.turn,
+            request=self._generate_request(one, attempt, name),
+            hold_max_s=self._settings.hold_max_s,
+        )
+        generation = Generation(plan, routing=self._routing, on_continued=self._events.on_continued)
+        call_stem = f"call_{name.replace('.', '_')}"
+        parts = ExchangeParts(
+            session=one.session,
+            attempt=attempt,
+            form=openai_chat.ChatAnswer(
+                request, answer_id=f"chatcmpl-{name}", created_s=int(time.time())
+            ),
+            generation=generation,
+            parser=self._renderer.parser(
+                stops=request.sampling.stop, call_id=lambda index: f"{call_stem}_{index}"
+            ),
+            connection=connection,
+            now_s=self._now_s,
+            hold_comment_s=self._settings.hold_comment_s,
+        )
+        return Exchange(parts)
+
+    def _generate_request(self, one: _Open, attempt: Attempt, name: str) -> GenerateRequest:
+        sampling, defaults = attempt.request.sampling, one.defaults
+        room = one.session.max_context_tokens - len(attempt.prompt_ids)
+        wanted = sampling.max_new_tokens or defaults.max_new_tokens or room
+        return GenerateRequest(
+            request_id=name,
+            execution=one.session.execution,
+            prompt_ids=attempt.prompt_ids,
+            max_new_tokens=min(wanted, room),
+            temperature=_first(sampling.temperature, defaults.temperature),
+            top_p=_first(sampling.top_p, defaults.top_p),
+            top_k=max(0, int(_first(sampling.top_k, defaults.top_k))),
+            seed=turn_seed(one.seed, attempt.number, sampling),
+            stop_ids=self._renderer.stop_ids,
+        )
+
+
+def turn_seed(execution_seed: int, turn: int, sampling: Sampling) -> int:
+    """63 bits from the execution's seed and the turn's number. A seed that the client sends is
+    mixed in, never taken alone: members of a group must stay different."""
+    words = f"{execution_seed}/{turn}/{sampling.seed}"
+    return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def _first(sent: float | None, default: float) -> float:
+    return default if sent is None else sent

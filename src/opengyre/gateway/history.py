@@ -1,0 +1,57 @@
+"""Which histories are the same: keys of message lists that ignore what carries no meaning.
+
+Must not know: turns, tokens. Invariants: equal keys for messages that differ only in ids, in
+null/""/absent content, in how tool arguments are written (key order, blanks, escapes, 5000.0 for
+5000) or in reasoning, which harnesses drop or trim and which is compared on its own.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from opengyre.gateway.body import digest
+from opengyre.gateway.request import Message, Tool
+
+
+def root_key(tools: Sequence[Tool]) -> bytes:
+    """Tools stand in the prompt before every message."""
+    return digest(list(tools))
+
+
+def next_key(key: bytes, message: Message) -> bytes:
+    """The key of a history that goes on with `message`."""
+    calls = [[call.name, parsed_arguments(call.arguments)] for call in message.calls]
+    return digest([key.hex(), message.role.value, message.text, calls])
+
+
+def history_keys(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
+    """Key k is that of the first k messages; len(messages) + 1 keys."""
+    keys = [root_key(tools)]
+    for message in messages:
+        keys.append(next_key(keys[-1], message))
+    return keys
+
+
+def is_same_reasoning(sent_back: str | None, known: str | None) -> bool:
+    """True also when the harness does not send reasoning back at all."""
+    return not (sent_back or "").strip() or (sent_back or "").strip() == (known or "").strip()
+
+
+def parsed_arguments(arguments: str) -> Any:
+    """The value of a call's arguments; the string itself when it is not JSON."""
+    try:
+        return ["json", _plain(json.loads(arguments or "{}"))]
+    except (ValueError, RecursionError):
+        return ["text", arguments]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return repr(value) if abs(value) >= 2**53 else value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,145 @@
+"""The gateway's neutral words: what every dialect is translated to and from.
+
+Owns: messages, requests, answers in pieces, refusals. Must not know: HTTP, JSON, tokens.
+Invariants: text is str (never None); a call's arguments stay the exact string they came as.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Tool = dict[str, Any]
+
+
+class Role(StrEnum):
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One tool call. `arguments` is the raw string: normally JSON, not necessarily."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """`calls` and `reasoning` only on assistant messages; `reasoning` is None when not sent."""
+
+    role: Role
+    text: str = ""
+    reasoning: str | None = None
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """None: the client did not say."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_new_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One model call as its client meant it. `model` is echoed, never interpreted."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    is_stream: bool = False
+    has_usage_event: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPiece:
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningPiece:
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPiece:
+    """A whole call; `index` counts from 0 within the answer."""
+
+    index: int
+    call: Call
+
+
+Piece = TextPiece | ReasoningPiece | CallPiece
+
+
+class Ending(StrEnum):
+    """How an answer ends for its client."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CALLS = "tool_calls"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_reused_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A finished answer: the message in whole, how it ended, what it used."""
+
+    message: Message
+    ending: Ending
+    usage: Usage
+
+
+class RefusalKind(StrEnum):
+    INVALID = "invalid_request_error"
+    UNAUTHORIZED = "authentication_error"
+    NOT_FOUND = "not_found_error"
+    UNAVAILABLE = "service_unavailable"
+
+
+_STATUS = {
+    RefusalKind.INVALID: 400,
+    RefusalKind.UNAUTHORIZED: 401,
+    RefusalKind.NOT_FOUND: 404,
+    RefusalKind.UNAVAILABLE: 503,
+}
+
+
+class Refusal(Exception):
+    """The request is answered with an error in its dialect's shape, before any byte of an answer.
+
+    `param` is the field at fault, `code` a stable word of the dialect; both may be "".
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: RefusalKind = RefusalKind.INVALID,
+        code: str = "",
+        param: str = "",
+        status: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.status = status or _STATUS[kind]

@@ -1,0 +1,81 @@
+"""The HTTP server inside an event loop that is not its own.
+
+Must not know: what it serves. Invariants: the port is bound before anyone is told of it; no
+signal handler is touched; leaving closes every connection within the grace.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from starlette.applications import Starlette
+from uvicorn import Config, Server
+
+from opengyre.gateway.connection import TransportProtocol
+from opengyre.seams.errors import ConfigError
+
+BACKLOG = 2048
+GRACE_S = 3
+START_TIMEOUT_S = 10.0
+
+
+class _Server(Server):
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.ready.set()
+
+
+@asynccontextmanager
+async def serve_gateway(app: Starlette, *, host: str, port: int) -> AsyncIterator[tuple[str, int]]:
+    """Serve while inside; yields (host, port), the real port for port 0.
+
+    Raises ConfigError when the address cannot be had.
+    """
+    sock = _bind(host, port)
+    config = Config(
+        app,
+        http=TransportProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=GRACE_S,
+        backlog=BACKLOG,
+    )
+    server = _Server(config)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve(sockets=[sock]))
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await server.ready.wait()
+            bound = sock.getsockname()
+            yield bound[0], bound[1]
+        finally:
+            server.should_exit = True
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"the gateway cannot listen on {host}:{port} ({error.strerror}); "
+            "give another gateway.port, or 0 for a free one"
+        ) from error
+    sock.setblocking(False)
+    return sock
