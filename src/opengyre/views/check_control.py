@@ -1,0 +1,285 @@
+"""P1 to P4 from the journal: outcomes, waterlevel, coverage, the training set.
+
+Must not know: the scheduler. Each check sees every row together with the state after it.
+Invariant: nothing is taken from the scheduler's counters; where it told them they are compared.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from opengyre.control import commands as c
+from opengyre.control import facts as f
+from opengyre.store import observations as seen
+from opengyre.store.journal import Row
+from opengyre.store.observations import Role
+from opengyre.views.findings import CheckResult, Findings
+from opengyre.views.run_state import RunState
+
+
+class RowCheck(Protocol):
+    """Sees every row in order, and the end."""
+
+    def see(self, row: Row, state: RunState) -> None: ...
+
+    def finish(self, state: RunState) -> CheckResult: ...
+
+
+class Boundaries:
+    """Tells whether a row is at a boundary, by the state before it."""
+
+    def __init__(self) -> None:
+        self.num_committed = 0
+        self.has_opened = False
+        self.burst = -1
+        self._is_step_open = False
+        self._has_groups = False
+
+    def see(self, row: Row, state: RunState) -> None:
+        """Count steps of the burst; call after the checks saw the row."""
+        self._is_step_open = state.open_step is not None
+        self._has_groups = bool(state.open_groups)
+        match row.value:
+            case f.StepCommitted():
+                self.num_committed += 1
+            case c.Plan():
+                for command in row.value.commands:
+                    self._see_command(command)
+            case _:
+                return
+
+    def _see_command(self, command: c.AnyCommand) -> None:
+        match command:
+            case c.OpenStep():
+                self.has_opened = True
+            case c.DispatchGroups() | c.DispatchEval() if command.burst > self.burst:
+                self.burst = command.burst
+                self.num_committed, self.has_opened = 0, False
+            case _:
+                return
+
+    def is_boundary(self, state: RunState) -> bool:
+        """No step is open and the burst's steps are done (or nothing is left to train)."""
+        if self._is_step_open:
+            return False
+        size = 1 if state.started is None else state.started.steps_per_burst
+        is_done = self.num_committed >= size or not self._has_groups
+        return not self.has_opened or is_done or state.is_ending
+
+
+class OneOutcome:
+    """P1. `recorded` is the executions table: execution -> outcome."""
+
+    def __init__(self, recorded: Mapping[str, str | None] | None = None) -> None:
+        self._recorded = recorded
+        self._findings = Findings(
+            promise="P1",
+            words="every dispatched execution has exactly one outcome",
+            unit="executions",
+        )
+
+    def see(self, row: Row, state: RunState) -> None:
+        match row.value:
+            case f.ExecutionClosed() if row.value.execution not in state.executions:
+                self._findings.broken(f"row {row.seq}: {row.value.execution} was never dispatched")
+            case c.Plan():
+                for command in row.value.commands:
+                    if isinstance(command, c.Launch) and command.execution not in state.executions:
+                        words = f"row {row.seq}: {command.execution} launched, never dispatched"
+                        self._findings.broken(words)
+            case _:
+                return
+
+    def finish(self, state: RunState) -> CheckResult:
+        num_refused = 0
+        for one in state.executions.values():
+            self._findings.expect(one.outcome is not None, f"{one.execution} has no outcome")
+            num_refused += len(one.other_outcomes)
+            others = [other.value for other in one.other_outcomes if other is not one.outcome]
+            if others:
+                self._findings.broken(f"{one.execution} closed as {one.outcome} and {others[0]}")
+            if self._recorded is not None:
+                self._compare(one.execution, one.outcome)
+        if num_refused:
+            self._findings.notes.append(f"{num_refused} repeated outcomes were refused")
+        if state.ended is None:
+            self._findings.notes.append("the run has no end row")
+        return self._findings.result()
+
+    def _compare(self, execution: str, outcome: f.Outcome | None) -> None:
+        told = None if outcome is None else outcome.value
+        recorded = (self._recorded or {}).get(execution, "missing")
+        if recorded != told:
+            words = f"{execution}: the executions table says {recorded}, the journal {told}"
+            self._findings.broken(words)
+
+
+class Waterlevel:
+    """P2."""
+
+    def __init__(self, boundaries: Boundaries) -> None:
+        self._boundaries = boundaries
+        self._unfinished: set[str] = set()
+        self._last_waterlevel = 0
+        self._findings = Findings(
+            promise="P2",
+            words="w is the number of unfinished executions and rises only at a boundary",
+            unit="rows",
+        )
+
+    def see(self, row: Row, state: RunState) -> None:
+        is_dispatch = False
+        if isinstance(row.value, c.Plan):
+            is_dispatch = self._see_plan(row, row.value)
+        elif isinstance(row.value, f.ExecutionClosed):
+            self._unfinished.discard(row.value.execution)
+        elif isinstance(row.value, f.CommandFailed):
+            command = state.commands.get(row.value.command_id)
+            if isinstance(command, c.Launch):
+                self._unfinished.discard(command.execution)
+        counts, now = state.counts, state.counts.waterlevel
+        told = f"d {counts.dispatched}, p {counts.launched}, f {counts.finished}"
+        is_ordered = 0 <= counts.finished <= counts.launched <= counts.dispatched
+        self._findings.expect(is_ordered, f"row {row.seq}: 0 <= f <= p <= d broken: {told}")
+        if now > self._last_waterlevel:
+            may_rise = is_dispatch and self._boundaries.is_boundary(state)
+            if not may_rise:
+                words = f"w rises from {self._last_waterlevel} to {now} inside a burst"
+                self._findings.broken(f"row {row.seq}: {words}")
+        self._last_waterlevel = now
+        if isinstance(row.value, seen.SchedulerCounts):
+            self._compare(row, row.value, state)
+
+    def finish(self, state: RunState) -> CheckResult:
+        return self._findings.result()
+
+    def _see_plan(self, row: Row, plan: c.Plan) -> bool:
+        dispatched: list[str] = []
+        for command in plan.commands:
+            match command:
+                case c.DispatchGroups():
+                    dispatched += [one for _, members in command.groups for one in members]
+                case c.DispatchEval():
+                    dispatched += command.executions
+                case _:
+                    continue
+        before = len(self._unfinished)
+        self._unfinished.update(dispatched)
+        if len(self._unfinished) != before + len(dispatched):
+            self._findings.broken(f"row {row.seq}: an execution is dispatched twice")
+        for command in plan.commands:
+            if isinstance(command, c.Cancel) and command.was_queued:
+                self._unfinished.discard(command.execution)
+        return bool(dispatched)
+
+    def _compare(self, row: Row, told: seen.SchedulerCounts, state: RunState) -> None:
+        counts = state.counts
+        ours = (counts.dispatched, counts.launched, counts.finished)
+        theirs = (told.num_dispatched, told.num_launched, told.num_finished)
+        if ours != theirs:
+            words = f"the scheduler counts d, p, f as {theirs}, the journal gives {ours}"
+            self._findings.broken(f"row {row.seq}: {words}")
+        if len(self._unfinished) != told.num_dispatched - told.num_finished:
+            words = f"{len(self._unfinished)} executions are unfinished by their ids"
+            self._findings.broken(f"row {row.seq}: {words}, the scheduler counts {theirs}")
+
+
+class Coverage:
+    """P3."""
+
+    def __init__(self) -> None:
+        self._was_leaving: frozenset[int] = frozenset()
+        self._findings = Findings(
+            promise="P3",
+            words="capacity covers the waterlevel whenever a cell leaves or trains",
+            unit="rows",
+        )
+
+    def see(self, row: Row, state: RunState) -> None:
+        leaving = frozenset(state.cells(Role.LEAVING))
+        begun = leaving - self._was_leaving
+        self._was_leaving = leaving
+        if isinstance(row.value, c.Plan) and begun:
+            self._check_begin(row, state, begun)
+        if leaving or state.cells(Role.TRAINING):
+            self._check_cover(row, state)
+
+    def finish(self, state: RunState) -> CheckResult:
+        return self._findings.result()
+
+    def _check_begin(self, row: Row, state: RunState, begun: frozenset[int]) -> None:
+        """Strict: what is left after the cell covers w, and no other transition is under way."""
+        cell = min(begun)
+        others = state.cells(Role.LEAVING, Role.RETURNING)
+        if others != [cell]:
+            words = f"cell {cell} leaves while a transition of {others} is under way"
+            self._findings.broken(f"row {row.seq}: {words}")
+        waterlevel = state.counts.waterlevel
+        words = f"cell {cell} leaves with w = {waterlevel} and {state.capacity} slots left"
+        self._findings.expect(state.capacity >= waterlevel, f"row {row.seq}: {words}")
+
+    def _check_cover(self, row: Row, state: RunState) -> None:
+        """Slots that return, and those that were lost (the exception), count here."""
+        excused = (Role.RETURNING, Role.LOST)
+        slots = sum(
+            one.slots
+            for one in state.engines.values()
+            if one.counts_for_capacity or one.role in excused or one.is_quarantined
+        )
+        waterlevel = state.counts.waterlevel
+        words = f"w = {waterlevel} but only {slots} slots while cells leave or train"
+        self._findings.expect(slots >= waterlevel, f"row {row.seq}: {words}")
+
+
+class TrainingPrefix:
+    """P4."""
+
+    def __init__(self, boundaries: Boundaries) -> None:
+        self._boundaries = boundaries
+        self._dead: set[int] = set()
+        self._training: set[int] = set()
+        self._joining: set[int] = set()
+        self._findings = Findings(
+            promise="P4", words="the training set is a prefix of the living cells", unit="changes"
+        )
+
+    def see(self, row: Row, state: RunState) -> None:
+        self._note_deaths(row, state)
+        training = set(state.cells(Role.TRAINING))
+        joining = set(state.cells(Role.LEAVING, Role.TRAINING))
+        if joining - self._joining:
+            living = [one for one in _all_cells(state) if one not in self._dead]
+            is_prefix = sorted(joining) == living[: len(joining)]
+            words = f"cells {sorted(joining)} leave or train, the living cells are {living}"
+            self._findings.expect(is_prefix, f"row {row.seq}: {words}")
+        for cell in sorted(self._training - training):
+            self._check_departure(row, state, cell)
+        if isinstance(row.value, f.MemberAdmitted):
+            cell, roles = row.value.cell, (Role.TRAINING, Role.LOST)
+            is_member = state.engine_of_cell(cell).role in roles
+            words = f"cell {cell} is a member of step {row.value.step} but not in training"
+            self._findings.expect(is_member, f"row {row.seq}: {words}")
+        self._training, self._joining = training, joining
+
+    def finish(self, state: RunState) -> CheckResult:
+        return self._findings.result()
+
+    def _note_deaths(self, row: Row, state: RunState) -> None:
+        if isinstance(row.value, f.EngineLost):
+            cell = state.engine(row.value.engine).cell
+            if cell is not None:
+                self._dead.add(cell)
+        elif isinstance(row.value, c.Plan) and any(
+            isinstance(one, c.DispatchGroups | c.DispatchEval) for one in row.value.commands
+        ):
+            self._dead = set(state.cells(Role.LOST))
+
+    def _check_departure(self, row: Row, state: RunState, cell: int) -> None:
+        is_death = cell in self._dead
+        is_recall = cell == max(self._training)
+        is_allowed = is_death or is_recall or self._boundaries.is_boundary(state)
+        words = f"cell {cell} stops training inside a burst, before {max(self._training)}"
+        self._findings.expect(is_allowed, f"row {row.seq}: {words}")
+
+
+def _all_cells(state: RunState) -> list[int]:
+    return sorted(one.cell for one in state.engines.values() if one.cell is not None)
