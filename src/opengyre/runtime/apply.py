@@ -20,9 +20,9 @@ from opengyre.runtime.processes import Processes
 from opengyre.runtime.steps import Steps
 from opengyre.seams.errors import BoundaryError
 from opengyre.store.observations import (
+    AnyObservation,
     GroupTask,
     LaunchRecorded,
-    Observation,
     Role,
     RoleChange,
     VersionPublished,
@@ -42,8 +42,9 @@ class ApplierParts:
     processes: Processes
     steps: Steps
     inbox: Inbox
-    observe: Callable[[Observation], None]
+    observe: Callable[[AnyObservation], None]
     save: Callable[[int, int], Awaitable[None]]
+    num_continued_by_engine: dict[str, int]
     now_s: Callable[[], float]
 
 
@@ -55,7 +56,6 @@ class Applier:
         self._locks: dict[str, asyncio.Lock] = {}
         self._left_rollout_s: dict[int, float] = {}
         self._memory: dict[int, dict[str, int]] = {}
-        self.num_continued_by_engine: dict[str, int] = {}
         self.has_ended = asyncio.Event()
         self.is_failed = False
         self.end_reason = ""
@@ -115,8 +115,7 @@ class Applier:
                 )
                 self._parts.executions.launch(command.execution, command.engine, tasks)
             case c.Cancel():
-                if not command.was_queued:
-                    self._parts.executions.cancel(command.execution)
+                self._parts.executions.cancel(command.execution, was_queued=command.was_queued)
             case _:
                 assert_never(command)
 
@@ -146,7 +145,7 @@ class Applier:
         call, engine = self._parts.processes.call, command.engine
         snapshot = self._parts.steps.published(command.version)
         started_s = self._parts.now_s()
-        self.num_continued_by_engine[engine] = 0
+        self._parts.num_continued_by_engine[engine] = 0
         await call("gateway", m.ShutDoor(engine=engine))
         await call(engine, m.FreezeAll())
         loaded = await call(
@@ -163,7 +162,7 @@ class Applier:
                 version=loaded.version,
                 checksum=loaded.checksum,
                 held_s=held_s,
-                num_continued=self.num_continued_by_engine[engine],
+                num_continued=self._parts.num_continued_by_engine[engine],
             )
         )
 

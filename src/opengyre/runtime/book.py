@@ -59,6 +59,7 @@ class Book:
         self._seed = seed
         self.executions: dict[str, Execution] = {}
         self.members: dict[str, tuple[str, ...]] = {}
+        self.evals: dict[int, list[Execution]] = {}
 
     def add_group(self, group: str, members: tuple[str, ...], *, burst: int, version: int) -> Task:
         """Register a dispatched group; the group's number chooses its task."""
@@ -75,12 +76,25 @@ class Book:
         for index, name in enumerate(executions):
             task = self._evaluation.task_for_group(index)
             self._add(name, task, group=None, burst=burst, version=version)
+        self.evals[burst] = [self.executions[name] for name in executions]
+
+    def cancel_queued(self, name: str) -> Execution:
+        """It was never launched and gets no verdict."""
+        one = self.executions[name]
+        one.has_verdict = True
+        return one
 
     def tell_turn(self, turn: TurnRecord) -> None:
         self.executions[turn.execution].turns.append(turn)
 
     def rewards_of(self, group: str) -> list[tuple[str, float | None]]:
         return [(name, self.executions[name].reward) for name in self.members[group]]
+
+    def mean_reward(self, groups: tuple[str, ...]) -> float | None:
+        """Mean over the verdicts of these groups; None if there is none."""
+        found = [reward for group in groups for _, reward in self.rewards_of(group)]
+        valid = [reward for reward in found if reward is not None]
+        return sum(valid) / len(valid) if valid else None
 
     def forget_group(self, group: str) -> None:
         """A consumed or void group needs no turns any more; memory stays bounded."""

@@ -34,7 +34,7 @@ class CellProcess:
         match message:
             case m.FreezeAll():
                 self._parts.link.close_door()
-                await self._parts.engine.freeze_all()
+                await self._parts.link.freeze_all()
                 return m.Done()
             case m.AdmitRequests():
                 self._parts.link.open_door()
@@ -98,9 +98,7 @@ class CellProcess:
             await engine.push(name, tensor)
         await engine.commit(version)
         await engine.resume()
-        return m.Loaded(
-            version=version, checksum=snapshot.checksum, memory_bytes=resident_bytes()
-        )
+        return m.Loaded(version=version, checksum=snapshot.checksum, memory_bytes=resident_bytes())
 
     async def _join(self, message: m.JoinStep, backend: CellBackend) -> m.Joined:
         await self._stop_claims()
@@ -109,9 +107,7 @@ class CellProcess:
             backend.open_step, message.step, message.version, message.snapshot
         )
         self._claims = asyncio.create_task(self._claim_until_closed(message.step, backend))
-        return m.Joined(
-            step=message.step, version=version, pull_s=time.monotonic() - started_s
-        )
+        return m.Joined(step=message.step, version=version, pull_s=time.monotonic() - started_s)
 
     async def _claim_until_closed(self, step: int, backend: CellBackend) -> None:
         """Claim, run, tell; the controller answers within a second even if there is nothing."""
@@ -159,7 +155,7 @@ async def main(address: str, child: Child) -> None:
                 m.CellReady(
                     engine=setup.engine,
                     incarnation=setup.incarnation,
-                    link_address=parts.link_address,
+                    link_address=parts.link.address,
                     version=0,
                     checksum=0,
                     memory_bytes=resident_bytes(),

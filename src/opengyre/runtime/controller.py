@@ -38,11 +38,11 @@ class Controller:
             now_s = self._now_s()
             for fact in await self._inbox.batch(self._wait_s(now_s)):
                 now_s = self._now_s()
-                self._journal.append_fact(fact, now_s)
+                self._journal.append(now_s, fact)
                 self._scheduler.observe(fact, now_s)
             now_s = self._now_s()
             plan = self._scheduler.decide(now_s)
-            sequence = self._journal.append_plan(plan, now_s)
+            sequence = self._journal.append(now_s, plan)
             if plan.commands:
                 await self._journal.committed(sequence)
             for command in plan.commands:

@@ -8,9 +8,7 @@ zero; nothing of an execution is left on disk when it is graded.
 import asyncio
 import logging
 import secrets
-import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,9 +18,11 @@ from opengyre.runtime import messages as m
 from opengyre.runtime.book import Book, Execution
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.processes import Processes
+from opengyre.runtime.results import Results
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.harness import Ending, Harness, HarnessJob, LaunchResult, Limits, Sandbox
-from opengyre.seams.tasks import Grader, Verdict
+from opengyre.seams.tasks import Grader, Task, Verdict
+from opengyre.tasks.workspaces import lay_out_workspace, remove_tree
 
 log = logging.getLogger(__name__)
 
@@ -53,51 +53,43 @@ class Executions:
         book: Book,
         processes: Processes,
         inbox: Inbox,
-        on_result: Callable[[Execution, LaunchResult], None],
+        results: Results,
     ) -> None:
         self._parts = parts
         self._book = book
         self._processes = processes
         self._inbox = inbox
-        self._on_result = on_result
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._cancelled: set[str] = set()
+        self._results = results
+        self._stops: dict[str, asyncio.Event] = {}
         self._graders = asyncio.Semaphore(MAX_GRADERS)
         self.engine_by_execution: dict[str, str] = {}
 
     def launch(self, execution: str, engine: str, tasks: asyncio.TaskGroup) -> None:
         self.engine_by_execution[execution] = engine
-        task = tasks.create_task(self._play(self._book.executions[execution]))
-        self._tasks[execution] = task
-        task.add_done_callback(lambda _: self._tasks.pop(execution, None))
+        self._stops[execution] = asyncio.Event()
+        tasks.create_task(self._play(self._book.executions[execution]))
 
-    def cancel(self, execution: str) -> None:
+    def cancel(self, execution: str, *, was_queued: bool) -> None:
         """Ends the harness; the execution closes as cancelled. Too late is fine."""
-        self._cancelled.add(execution)
-        task = self._tasks.get(execution)
-        if task is not None:
-            task.cancel()
+        if was_queued:
+            self._results.tell_verdict(self._book.cancel_queued(execution))
+        if (stop := self._stops.get(execution)) is not None:
+            stop.set()
 
     @property
     def num_running(self) -> int:
-        return len(self._tasks)
+        return len(self._stops)
 
     async def _play(self, one: Execution) -> None:
         folder = self._parts.folder / one.execution
-        outcome, result = Outcome.LOST, None
-        try:
-            outcome, result = await self._launches(one, folder)
-        except asyncio.CancelledError:
-            if one.execution not in self._cancelled:
-                raise
-            outcome = Outcome.CANCELLED
-            asyncio.current_task().uncancel()  # type: ignore[union-attr]  # inside a task
+        outcome, result = await self._launches(one, folder)
         await self._end_session(one)
+        del self._stops[one.execution], self.engine_by_execution[one.execution]
         self._inbox.tell(ExecutionClosed(execution=ExecutionId(one.execution), outcome=outcome))
-        if result is not None:
-            self._on_result(one, result)
+        self._results.tell_end(one, result)
         verdict = await self._grade(one, folder, outcome)
         one.reward, one.has_verdict = verdict.reward, True
+        self._results.tell_verdict(one)
         tokens = sum(t.num_completion_tokens for t in one.turns if t.is_committed)
         self._inbox.tell(
             VerdictGiven(
@@ -107,7 +99,7 @@ class Executions:
                 num_trainable_tokens=tokens,
             )
         )
-        await asyncio.to_thread(shutil.rmtree, folder, True)
+        await asyncio.to_thread(remove_tree, folder)
 
     async def _launches(self, one: Execution, folder: Path) -> tuple[Outcome, LaunchResult]:
         """Launch, and again after our own fault (DESIGN 2.4.9), at most `max_launches` times."""
@@ -115,13 +107,13 @@ class Executions:
             one.num_launches += 1
             one.turns.clear()
             result = await self._launch_once(one, folder)
-            if not result.is_our_fault or one.num_launches >= self._parts.max_launches:
+            is_over = self._stops[one.execution].is_set()
+            if not result.is_our_fault or is_over or one.num_launches >= self._parts.max_launches:
                 return _outcome(result), result
             log.warning("%s is launched again: %s", one.execution, result.reason)
             await self._end_session(one)
 
     async def _launch_once(self, one: Execution, folder: Path) -> LaunchResult:
-        await asyncio.to_thread(_make_folders, folder, one.task.workspace)
         key = secrets.token_urlsafe(24)
         session = m.OpenSession(
             execution=one.execution,
@@ -130,9 +122,11 @@ class Executions:
             seed=one.seed,
         )
         try:
+            await asyncio.to_thread(_make_folders, folder, one.task)
             await self._processes.call("gateway", session)
             spec = self._parts.harness.prepare(self._job(one, folder, key))
-            return await self._parts.sandbox.run(spec, held_s=lambda: _held_s(one))
+            stop = self._stops[one.execution]
+            return await self._parts.sandbox.run(spec, held_s=lambda: _held_s(one), stop=stop)
         except (BoundaryError, OSError) as error:
             return LaunchResult(
                 ending=Ending.NOT_STARTED,
@@ -185,17 +179,14 @@ def _outcome(result: LaunchResult) -> Outcome:
         return Outcome.LOST
     if result.is_timed_out:
         return Outcome.TIMED_OUT
+    if result.ending is Ending.CANCELLED:
+        return Outcome.CANCELLED
     has_completed = result.ending is Ending.EXITED and result.exit_code == 0
     return Outcome.COMPLETED if has_completed else Outcome.FAILED
 
 
-def _make_folders(folder: Path, source: Path | None) -> None:
+def _make_folders(folder: Path, task: Task) -> None:
     """A fresh workspace from the task's files, and an empty private temporary folder."""
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    (folder / "tmp").mkdir()
-    if source is None:
-        (folder / "workspace").mkdir()
-    else:
-        shutil.copytree(source, folder / "workspace", symlinks=True)
+    remove_tree(folder)
+    (folder / "tmp").mkdir(parents=True)
+    lay_out_workspace(task, folder / "workspace")

@@ -8,11 +8,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from opengyre.runtime.child import WIRE
 from opengyre.runtime.launcher import LocalLauncher
-from opengyre.runtime.messages import Hello, Message, Quit
+from opengyre.runtime.messages import CellReady, GatewayReady, Hello, Message, Quit
 from opengyre.seams.errors import BoundaryError
 from opengyre.transport.framed import Peer, serve
 
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
 QUIT_TIMEOUT_S = 5.0
 
+OnDeath = Callable[[str, int, str], None]
 Handler = Callable[[str, Any], Awaitable[Message | None]]
 
 
@@ -39,25 +41,18 @@ class Member:
 class Processes:
     """Children by name. `on_death(name, incarnation, reason)` is called once per incarnation."""
 
-    def __init__(
-        self,
-        launcher: LocalLauncher,
-        *,
-        address: str,
-        handler: Handler,
-        on_death: Callable[[str, int, str], None],
-        tasks: asyncio.TaskGroup,
-    ) -> None:
-        self._launcher = launcher
+    def __init__(self, log_dir: Path, *, address: str) -> None:
+        self._launcher = LocalLauncher(log_dir, self._exited)
         self._address = address
-        self._handler = handler
-        self._on_death = on_death
-        self._tasks = tasks
+        self._handler: Handler | None = None
+        self._on_death: OnDeath | None = None
         self._members: dict[str, Member] = {}
         self._server: asyncio.Server | None = None
         self.is_ending = False
 
-    async def listen(self) -> None:
+    async def listen(self, handler: Handler, on_death: OnDeath) -> None:
+        """Take connections; `handler(name, message)` answers what children tell and ask."""
+        self._handler, self._on_death = handler, on_death
         self._server, self._address = await serve(self._address, self._greet)
 
     async def start(self, name: str, *, incarnation: int, module: str, setup: Message) -> Any:
@@ -72,14 +67,15 @@ class Processes:
             what = f"{name} was not ready in {START_TIMEOUT_S:g} s; see its log"
             raise BoundaryError("process", what, retryable=False) from error
 
-    def announce(self, name: str, message: Message) -> None:
+    def _announce(self, name: str, message: Message) -> None:
         """A child said that it is ready."""
-        member = self._members[name]
-        if not member.ready.done():
+        member = self._members.get(name)
+        if member is not None and not member.ready.done():
             member.ready.set_result(message)
 
     def is_alive(self, name: str) -> bool:
-        return name in self._members and self._members[name].peer is not None
+        member = self._members.get(name)
+        return member is not None and member.peer is not None
 
     def incarnation(self, name: str) -> int:
         return self._members[name].incarnation
@@ -100,7 +96,7 @@ class Processes:
         if member is not None:
             self._launcher.kill(name, member.incarnation)
 
-    def exited(self, name: str, incarnation: int, returncode: int) -> None:
+    def _exited(self, name: str, incarnation: int, returncode: int) -> None:
         """The launcher's exit notice."""
         member = self._members.get(name)
         if member is None or member.incarnation != incarnation:
@@ -110,7 +106,7 @@ class Processes:
         if not member.ready.done():
             member.ready.set_exception(BoundaryError("process", reason, retryable=False))
             member.ready.exception()
-        if not self.is_ending:
+        if not self.is_ending and self._on_death is not None:
             log.warning("%s", reason)
             self._on_death(name, incarnation, reason)
 
@@ -135,7 +131,12 @@ class Processes:
             if isinstance(message, Hello):
                 who.append(message.name)
                 return self._welcome(message, peer)
-            return await self._handler(who[0], message) if who else None
+            if not who or self._handler is None:
+                return None
+            if isinstance(message, CellReady | GatewayReady):
+                self._announce(who[0], message)
+                return None
+            return await self._handler(who[0], message)
 
         peer = Peer(reader, writer, wire=WIRE, handler=handle, name="child")
         await peer.run()

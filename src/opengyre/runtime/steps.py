@@ -7,19 +7,29 @@ step is done by a member whose sums entered the reduce; weights are fixed until 
 """
 
 import asyncio
+import math
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from opengyre.control.facts import GroupAssigned, GroupReturned, MemberAdmitted, StepCommitted
 from opengyre.control.ids import GroupId
 from opengyre.runtime import messages as m
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.processes import Processes
-from opengyre.seams.cells import StepCounts, UpdateNorms
+from opengyre.seams.cells import MicroStep, Segment, StepCounts, UpdateNorms
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Descriptor
-from opengyre.store.observations import MemberJoined, MicroStepDone, Observation, StepReport
+from opengyre.store.observations import (
+    AnyObservation,
+    MemberJoined,
+    MicroStepDone,
+    MicroStepReturned,
+    PathDigest,
+    StepReport,
+)
 from opengyre.trainer.stream import StepStream
 
 CLAIM_POLL_S = 1.0
@@ -36,60 +46,75 @@ class OpenedStep:
     snapshot: Descriptor
     stream: StepStream
     opened_s: float
-    members: list[int] = field(default_factory=lambda: [0])
-    num_groups: int = 0
+    claimed: dict[int, tuple[int, MicroStep]] = field(default_factory=dict)
     epoch: int = 0
     is_reduced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """`make_stream(step, version)`; `mean_reward(groups)` over their verdicts; `max_groups` B."""
+
+    processes: Processes
+    inbox: Inbox
+    observe: Callable[[AnyObservation], None]
+    make_stream: Callable[[int, int], StepStream]
+    mean_reward: Callable[[tuple[str, ...]], float | None]
+    max_groups: int
+    now_s: Callable[[], float]
 
 
 class Steps:
     """The shell's side of OpenStep, Admit, Offer, CloseStep, DropMember and AbandonStep."""
 
-    def __init__(
-        self,
-        *,
-        processes: Processes,
-        inbox: Inbox,
-        observe: Callable[[Observation], None],
-        make_stream: Callable[[int, int], StepStream],
-        now_s: Callable[[], float],
-    ) -> None:
-        self._processes = processes
-        self._inbox = inbox
-        self._observe = observe
-        self._make_stream = make_stream
-        self._now_s = now_s
+    def __init__(self, parts: StepParts) -> None:
+        self._parts = parts
+        self._processes = parts.processes
+        self._inbox = parts.inbox
+        self._observe = parts.observe
+        self._now_s = parts.now_s
         self._open: OpenedStep | None = None
         self._changed = asyncio.Event()
-        self._groups_by_number: dict[int, tuple[str, ...]] = {}
-        self.snapshots: dict[int, Descriptor] = {}
+        self._snapshots: dict[int, Descriptor] = {}
+        self._published: dict[int, Descriptor] = {}
+        self.num_tokens_trained = 0
 
     async def expose(self, version: int) -> Descriptor:
         """The core's weights of `version`, exposed once and kept until the next version."""
-        if version not in self.snapshots:
+        if version not in self._snapshots:
             exposed = await self._processes.call(CORE, m.ExposeWeights(version=version))
-            self.snapshots = {version: exposed.snapshot}
-        return self.snapshots[version]
+            self._snapshots = {version: exposed.snapshot}
+        return self._snapshots[version]
+
+    async def publish(self, version: int) -> None:
+        """From now on `version` is what engines load."""
+        self._published = {version: await self.expose(version)}
+
+    def published(self, version: int) -> Descriptor:
+        if version not in self._published:
+            raise BoundaryError("steps", f"version {version} is not published", retryable=False)
+        return self._published[version]
+
+    @property
+    def last_published(self) -> tuple[int, Descriptor] | None:
+        """The version engines load now; None before the first publication."""
+        return next(iter(self._published.items()), None)
 
     async def open(self, step: int, version: int) -> None:
         snapshot = await self.expose(version)
-        self._groups_by_number.clear()
-        self._open = OpenedStep(
-            step=step,
-            version=version,
-            snapshot=snapshot,
-            stream=self._make_stream(step, version),
-            opened_s=self._now_s(),
-        )
+        stream = self._parts.make_stream(step, version)
+        stream.admit(0)
+        self._open = OpenedStep(step, version, snapshot, stream, self._now_s())
         await self._processes.call(CORE, m.JoinStep(step=step, version=version, snapshot=None))
 
     async def admit(self, step: int, cell: int) -> None:
         opened = self._step(step)
         message = m.JoinStep(step=step, version=opened.version, snapshot=opened.snapshot)
-        opened.members.append(cell)
+        if not opened.stream.admit(cell):
+            raise BoundaryError("steps", f"cell {cell} was dropped from it", retryable=False)
+        is_mid_batch = bool(opened.claimed)
         joined = await self._processes.call(f"c{cell}", message)
         self._inbox.tell(MemberAdmitted(step=step, cell=cell))
-        is_mid_batch = bool(self._groups_by_number)
         self._observe(
             MemberJoined(step=step, cell=cell, is_mid_batch=is_mid_batch, pull_s=joined.pull_s)
         )
@@ -101,7 +126,6 @@ class Steps:
     async def close(self, step: int, num_groups: int) -> None:
         """Finish the stream, reduce, update; ends with StepCommitted."""
         opened = self._step(step)
-        opened.num_groups = num_groups
         opened.stream.close(num_groups)
         self._wake()
         counts = await self._reduced(opened)
@@ -117,11 +141,13 @@ class Steps:
         opened = self._open
         if opened is None or opened.step != step or opened.is_reduced:
             return
-        if cell in opened.members:
-            opened.members.remove(cell)
         opened.epoch += 1
+        for number, (holder, _) in sorted(opened.claimed.items()):
+            if holder == cell:
+                self._observe(MicroStepReturned(step=step, number=number, cell=cell))
+                del opened.claimed[number]
         for group in opened.stream.drop_member(cell):
-            self._inbox.tell(GroupReturned(group=group, step=step))
+            self._inbox.tell(GroupReturned(group=GroupId(group), step=step))
         self._wake()
         if self._processes.is_alive(f"c{cell}"):
             await self._processes.call(f"c{cell}", m.DropStep(step=step))
@@ -131,7 +157,7 @@ class Steps:
         opened = self._step(step)
         self._open = None
         self._wake()
-        for cell in opened.members:
+        for cell in opened.stream.members:
             if self._processes.is_alive(f"c{cell}"):
                 await self._processes.call(f"c{cell}", m.DropStep(step=step))
 
@@ -140,15 +166,16 @@ class Steps:
         deadline_s = time.monotonic() + CLAIM_POLL_S
         while True:
             opened = self._open
-            if opened is None or opened.step != asked.step or asked.cell not in opened.members:
+            if opened is None or opened.step != asked.step:
                 return m.Claimed(is_closed=True)
-            micro_step = opened.stream.claim(asked.cell, self._now_s())
-            for group in opened.stream.take_newly_assigned():
+            made = opened.stream.claim(asked.cell, self._now_s())
+            if made.is_refused:
+                return m.Claimed(is_closed=True)
+            for group in made.assigned:
                 self._inbox.tell(GroupAssigned(group=GroupId(group), step=opened.step))
-            if micro_step is not None:
-                groups = tuple(dict.fromkeys(s.group for s in micro_step.segments))
-                self._groups_by_number[micro_step.number] = groups
-                return m.Claimed(micro_step=micro_step)
+            if made.micro_step is not None:
+                opened.claimed[made.micro_step.number] = (asked.cell, made.micro_step)
+                return m.Claimed(micro_step=made.micro_step)
             if not await self._wait_for_change(deadline_s):
                 return m.Claimed()
 
@@ -158,16 +185,14 @@ class Steps:
         if opened is None or opened.step != told.step:
             return
         if opened.stream.done(told.cell, told.number):
-            self._observe(
-                MicroStepDone(
-                    step=told.step,
-                    number=told.number,
-                    cell=told.cell,
-                    groups=list(self._groups_by_number[told.number]),
-                    num_tokens=told.num_tokens,
-                )
-            )
+            _, micro_step = opened.claimed[told.number]
+            self.num_tokens_trained += told.num_tokens
+            self._observe(_done_row(told, micro_step))
             self._wake()
+
+    def overdue(self) -> tuple[int, ...]:
+        """Cells that hold a claim longer than its lease: hung, to be fenced."""
+        return () if self._open is None else self._open.stream.overdue(self._now_s())
 
     async def _reduced(self, opened: OpenedStep) -> StepCounts:
         """Every micro-step is done and every member's sums are with the core, in cell order."""
@@ -189,12 +214,10 @@ class Steps:
 
     async def _reduce_once(self, opened: OpenedStep) -> StepCounts:
         members = []
-        for cell in sorted(set(opened.members) - {0}):
+        for cell in sorted(set(opened.stream.members) - {0}):
             share = m.ShareGradients(step=opened.step)
             members.append(await self._processes.call(f"c{cell}", share))
-        reduced = await self._processes.call(
-            CORE, m.ReduceStep(step=opened.step, members=members)
-        )
+        reduced = await self._processes.call(CORE, m.ReduceStep(step=opened.step, members=members))
         counts: StepCounts = reduced.counts
         return counts
 
@@ -211,19 +234,23 @@ class Steps:
     def _report(
         self, opened: OpenedStep, counts: StepCounts, norms: UpdateNorms, version: int
     ) -> None:
+        groups = opened.stream.assigned
         self._observe(
             StepReport(
                 step=opened.step,
                 version_before=opened.version,
                 version_after=version,
-                num_groups=opened.num_groups,
+                groups=list(groups),
+                micro_steps=sorted(counts.micro_steps),
                 num_executions=counts.num_executions,
                 num_tokens=counts.num_tokens,
-                loss=norms.loss,
-                grad_norm=norms.grad_norm,
+                loss=norms.loss if math.isfinite(norms.loss) else None,
+                grad_norm=norms.grad_norm if math.isfinite(norms.grad_norm) else None,
                 is_applied=norms.is_applied,
-                reason=norms.reason,
+                is_short=len(groups) < self._parts.max_groups,
+                mean_reward=self._parts.mean_reward(groups),
                 opened_s=opened.opened_s,
+                closed_s=self._now_s(),
             )
         )
 
@@ -244,3 +271,40 @@ class Steps:
         except TimeoutError:
             return False
         return True
+
+
+def _done_row(told: m.Finished, micro_step: MicroStep) -> MicroStepDone:
+    return MicroStepDone(
+        step=told.step,
+        number=told.number,
+        cell=told.cell,
+        groups=list(dict.fromkeys(segment.group for segment in micro_step.segments)),
+        num_tokens=told.num_tokens,
+        run_s=told.run_s,
+        paths=[_digest(micro_step, segment) for segment in micro_step.segments],
+    )
+
+
+def _digest(micro_step: MicroStep, segment: Segment) -> PathDigest:
+    """What was trained, so that it can be compared with what the engines sampled (P10)."""
+    ids = micro_step.token_ids[segment.start : segment.end]
+    mask = micro_step.mask[segment.start : segment.end]
+    logprobs = micro_step.logprobs[segment.start : segment.end]
+    trained = [value for value, is_trained in zip(logprobs, mask, strict=True) if is_trained]
+    return PathDigest(
+        execution=segment.execution,
+        group=segment.group,
+        turn="",
+        num_tokens=len(ids),
+        ids_crc32=crc32(array("i", ids).tobytes()),
+        trained=_ranges(mask),
+        logprobs_crc32=crc32(array("f", trained).tobytes()),
+    )
+
+
+def _ranges(mask: list[int]) -> list[tuple[int, int]]:
+    """[start, end) of each run of ones."""
+    edges = [0, *mask, 0]
+    starts = [i for i in range(len(mask)) if edges[i + 1] and not edges[i]]
+    ends = [i + 1 for i in range(len(mask)) if edges[i + 1] and not edges[i + 2]]
+    return list(zip(starts, ends, strict=True))

@@ -1,0 +1,123 @@
+"""Builds what a cell's process is made of, by the config: engine, link, training side, planes.
+
+Must not know: roles or the controller. Invariant: engine and training side of an embedded cell
+share one module and one compute thread; an emulated cell imports no torch.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from opengyre.config.load import parse_resolved
+from opengyre.config.root import RunConfig
+from opengyre.engines.compute import ComputeThread
+from opengyre.runtime.messages import CellSetup
+from opengyre.runtime.planes import Array, Planes, open_planes, pull_all
+from opengyre.seams.cells import CellBackend
+from opengyre.seams.engine import Engine
+from opengyre.seams.errors import ConfigError
+from opengyre.seams.weights import Descriptor
+from opengyre.transport.engine_link import EngineServer
+
+END_OF_TURN = "<|im_end|>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellParts:
+    """`pull` copies a snapshot out of a plane, verified. `backend` is None if it never trains."""
+
+    engine: Engine
+    backend: CellBackend | None
+    compute: ComputeThread
+    link: EngineServer
+    pull: Callable[[Descriptor], Mapping[str, Array]]
+
+
+@contextlib.asynccontextmanager
+async def build_parts(setup: CellSetup) -> AsyncIterator[CellParts]:
+    """Open everything of this process; closed again in the reverse order."""
+    config = parse_resolved(setup.config_json)
+    async with contextlib.AsyncExitStack() as stack:
+        compute = ComputeThread()
+        stack.callback(compute.close)
+        planes = stack.enter_context(open_planes(setup))
+        if config.topology.engine == "embedded":
+            from opengyre.runtime.embedded import build_embedded
+
+            engine, backend = await compute.run(build_embedded, config, setup, planes, compute)
+        else:
+            engine = scripted_engine(config, setup)
+            backend = None if setup.cell is None else emulated_cell(config, planes)
+        link = await stack.enter_async_context(EngineServer(engine, setup.link_address))
+        link.close_door()
+        yield CellParts(
+            engine=engine,
+            backend=backend,
+            compute=compute,
+            link=link,
+            pull=partial(pull_all, planes.weights),
+        )
+
+
+def scripted_engine(config: RunConfig, setup: CellSetup) -> Engine:
+    """Answers of the config's policy function, at its speed."""
+    from tokenizers import Tokenizer
+
+    from opengyre.engines.scripted import ScriptedConfig, ScriptedEngine, text_policy
+    from opengyre.gateway.rendering import TokenizerAdapter
+
+    scripted = config.engine.scripted
+    policy = load_callable(scripted.policy or "")
+    respond = partial(policy, mistake_rate=scripted.mistakes)
+    path = Path(config.model.path)
+    tokenizer = TokenizerAdapter(
+        Tokenizer.from_file(str(path / "tokenizer.json")), name=str(path), end_of_turn=END_OF_TURN
+    )
+    return ScriptedEngine(
+        text_policy(tokenizer, respond),
+        ScriptedConfig(
+            tokens_per_s=scripted.tokens_per_s,
+            max_running=setup.slots,
+            context_tokens=config.sampling.context_tokens,
+        ),
+    )
+
+
+def emulated_cell(config: RunConfig, planes: Planes) -> CellBackend:
+    from opengyre.trainer.emulated import EmulatedCell, EmulatedSettings
+
+    settings = EmulatedSettings(tokens_per_s=config.training.emulated_tokens_per_s)
+    return EmulatedCell(weights=planes.weights, gradients=planes.gradients, settings=settings)
+
+
+def load_callable(target: str) -> Callable[..., Any]:
+    """`file.py:function` or `module:function`. Raises ConfigError."""
+    place, _, name = target.rpartition(":")
+    try:
+        module = (
+            _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        )
+        found: Callable[..., Any] = getattr(module, name)
+    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+        raise ConfigError(
+            f"engine.scripted.policy = {target}: cannot be loaded: {error}"
+        ) from error
+    return found
+
+
+def _load_file(path: Path) -> Any:
+    """A user's file may import its neighbours, as a script may."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module

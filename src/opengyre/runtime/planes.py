@@ -1,0 +1,50 @@
+"""The weight planes a cell's process exposes by, and copying a whole snapshot out of one."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from opengyre.runtime.messages import CellSetup
+from opengyre.seams.weights import Descriptor
+from opengyre.transport.weights_shm import SharedMemoryPlane
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planes:
+    weights: SharedMemoryPlane
+    gradients: SharedMemoryPlane
+
+
+@contextlib.contextmanager
+def open_planes(setup: CellSetup) -> Iterator[Planes]:
+    """Two planes in shared memory; what they exposed is gone afterwards."""
+    folder, owner = Path(setup.plane_dir), f"{setup.engine}-{setup.incarnation}"
+    planes = Planes(
+        weights=SharedMemoryPlane(folder, slot=f"{owner}-weights"),
+        gradients=SharedMemoryPlane(folder, slot=f"{owner}-gradients"),
+    )
+    try:
+        yield planes
+    finally:
+        planes.weights.close()
+        planes.gradients.close()
+
+
+def pull_all(plane: SharedMemoryPlane, snapshot: Descriptor) -> Mapping[str, Array]:
+    """Every tensor of a snapshot in fresh memory. Raises BoundaryError if it does not verify."""
+    into = {
+        spec.name: np.empty(spec.shape, dtype=_numpy_dtype(spec.dtype)) for spec in snapshot.tensors
+    }
+    plane.pull(snapshot, into)
+    return into
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    """bfloat16 travels as its bits (see seams.weights)."""
+    return np.dtype(np.uint16 if name == "bfloat16" else name)

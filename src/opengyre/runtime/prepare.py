@@ -1,0 +1,139 @@
+"""Everything that can be wrong with a run's input, checked before anything is written.
+
+Owns: from RunConfig to tasks, limits and the scheduler's numbers. Raises ConfigError only.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from httpx import HTTPError
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+
+from opengyre.config.root import RunConfig, config_warnings
+from opengyre.control.config import EngineSpec, Overdue, SchedulerConfig
+from opengyre.control.ids import cell_engine_id, standalone_engine_id
+from opengyre.harness.profiles import Command, GyreAgent, check_command
+from opengyre.harness.selftest import SandboxReport
+from opengyre.seams.errors import ConfigError
+from opengyre.seams.harness import Harness, Limits
+from opengyre.tasks.source import SampledTasks, open_source, refuse_overlap
+
+MODEL_FILES = ("config.json", "tokenizer.json", "model.safetensors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a run starts from; `warnings` are lines for the user. The config's model path is a
+    folder on this machine."""
+
+    config: RunConfig
+    train: SampledTasks
+    evaluation: SampledTasks | None
+    scheduler: SchedulerConfig
+    warnings: tuple[str, ...]
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Read and check the input. Raises ConfigError."""
+    folder = model_folder(config.model.path)
+    config = config.model_copy(
+        update={"model": config.model.model_copy(update={"path": str(folder)})}
+    )
+    train = open_source([(one.path, one.weight) for one in config.tasks], seed=config.run.seed)
+    evaluation = None
+    if config.eval is not None:
+        evaluation = open_source([(config.eval.path, 1.0)], seed=0)
+        refuse_overlap(train.tasks, evaluation.tasks)
+    return Prepared(
+        config=config,
+        train=train,
+        evaluation=evaluation,
+        scheduler=scheduler_config(config, 0 if evaluation is None else evaluation.num_tasks),
+        warnings=tuple(config_warnings(config)),
+    )
+
+
+def model_folder(name: str) -> Path:
+    """The folder of `name`, a path or a hub id that is fetched first. Raises ConfigError."""
+    folder = Path(name)
+    if not folder.is_dir():
+        if folder.is_absolute() or name.count("/") != 1:
+            what = "expected a folder with " + ", ".join(MODEL_FILES)
+            raise ConfigError(f"model.path = {name}: no such folder; {what}")
+        folder = _fetched(name)
+    missing = [one for one in MODEL_FILES if not (folder / one).is_file()]
+    if missing:
+        raise ConfigError(f"model.path = {folder}: it lacks {', '.join(missing)}; add them")
+    try:
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{folder / 'config.json'}: expected JSON: {error}") from error
+    return folder
+
+
+def _fetched(hub_id: str) -> Path:
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors"]))
+    except (OSError, ValueError, HfHubHTTPError, HTTPError) as error:
+        first = str(error).splitlines()[0]
+        what = f"model.path = {hub_id}: no such folder, and the hub did not give it ({first})"
+        raise ConfigError(f"{what}; name a model folder") from error
+
+
+def scheduler_config(config: RunConfig, num_eval: int) -> SchedulerConfig:
+    """The scheduler's numbers; `num_eval` held-out tasks, one execution each."""
+    schedule, topology = config.schedule, config.topology
+    cells = tuple(
+        EngineSpec(engine=cell_engine_id(k), slots=topology.slots_per_cell, cell=k)
+        for k in range(topology.num_cells)
+    )
+    standalone = tuple(
+        EngineSpec(engine=standalone_engine_id(k), slots=topology.slots_per_standalone, cell=None)
+        for k in range(topology.num_standalone)
+    )
+    evaluation = config.eval
+    return SchedulerConfig(
+        num_cells=topology.num_cells,
+        engines=cells + standalone,
+        num_steps=config.run.num_steps,
+        group_size=schedule.group_size,
+        groups_per_step=schedule.groups_per_step,
+        steps_per_burst=schedule.steps_per_burst,
+        run_ahead=schedule.run_ahead,
+        supply_fraction=schedule.supply_fraction,
+        supply_hold_s=schedule.supply_hold_s,
+        min_valid_members=schedule.min_valid_members,
+        max_void_in_a_row=schedule.max_void_in_a_row,
+        max_staleness=schedule.max_staleness,
+        overdue=Overdue(schedule.overdue),
+        recall_after_s=schedule.recall_after_s,
+        join_deadline_s=schedule.join_deadline_s,
+        publish_timeout_s=schedule.publish_timeout_s,
+        eval_every_bursts=0 if evaluation is None else evaluation.every_bursts,
+        num_eval_executions=num_eval,
+        eval_at_start=evaluation is not None and evaluation.at_start,
+        eval_at_end=evaluation is not None and evaluation.at_end,
+        eval_deadline_s=600.0 if evaluation is None else evaluation.deadline_s,
+    )
+
+
+def harness_of(config: RunConfig, sandbox: SandboxReport) -> Harness:
+    """The agent program of the config, run by the interpreter the sandbox found. ConfigError."""
+    if config.harness.profile == "command":
+        check_command(config.harness.command)
+        return Command(argv=config.harness.command)
+    return GyreAgent(python=sandbox.python, python_paths=sandbox.python_paths)
+
+
+def limits_of(config: RunConfig) -> Limits:
+    bounds = config.harness.limits
+    return Limits(
+        wall_s=config.harness.timeout_s,
+        memory_bytes=bounds.memory_bytes,
+        output_bytes=bounds.output_bytes,
+        num_processes=bounds.num_processes,
+        num_open_files=bounds.num_open_files,
+        file_size_bytes=bounds.file_size_bytes,
+    )

@@ -1,0 +1,292 @@
+"""One training run from its config to its summary: opens every part, drives it, ends it.
+
+Owns: the order of opening and of shutting down. Must not know: scheduling rules or formats.
+Invariants: nothing is written before the input was checked; whatever ends the run, every process
+is told and gone, the journal is whole, and the summary says how it ended.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+from opengyre.config.load import resolved_json
+from opengyre.config.root import RunConfig
+from opengyre.control.facts import StopRequested
+from opengyre.control.scheduler import Scheduler
+from opengyre.harness.selftest import OpenSandbox, open_sandbox
+from opengyre.runtime import messages as m
+from opengyre.runtime.apply import Applier, ApplierParts
+from opengyre.runtime.book import Book
+from opengyre.runtime.controller import Controller
+from opengyre.runtime.executions import ExecutionParts, Executions
+from opengyre.runtime.folders import meeting_places
+from opengyre.runtime.inbox import Inbox
+from opengyre.runtime.prepare import Prepared, harness_of, limits_of
+from opengyre.runtime.processes import Processes
+from opengyre.runtime.results import Results, run_started
+from opengyre.runtime.rows import TrainingRows
+from opengyre.runtime.steps import StepParts, Steps
+from opengyre.runtime.supervise import Places, Supervisor
+from opengyre.runtime.told import Told
+from opengyre.seams.errors import BoundaryError
+from opengyre.store.checkpoints import Checkpoints
+from opengyre.store.journal import Journal, open_journal
+from opengyre.store.observations import AnyObservation, RunEnded
+from opengyre.store.run_folder import RunFolder, create_run_folder
+from opengyre.store.segments import SegmentReader
+from opengyre.tasks.grader import ScriptGrader
+from opengyre.trainer.stream import StepStream, StreamSettings
+from opengyre.trajectory.advantages import Baseline
+
+log = logging.getLogger(__name__)
+
+CLAIM_LEASE_S = 120.0
+MODEL_NAME = "policy"
+
+
+Watch = Callable[["Run"], Coroutine[None, None, None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """How a run ended: `exit_code` as DESIGN 3.4 (0 done, 1 failed, 3 interrupted)."""
+
+    folder: Path
+    exit_code: int
+    reason: str
+
+
+class Clock:
+    """Seconds since the run began."""
+
+    def __init__(self) -> None:
+        self._started_s = time.monotonic()
+
+    def now_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """The parts of a run that last from its start to its end."""
+
+    prepared: Prepared
+    folder: RunFolder
+    journal: Journal
+    sandbox: OpenSandbox
+    sockets: Path
+    planes: Path
+    work: Path
+    clock: Clock
+
+    @property
+    def config(self) -> RunConfig:
+        return self.prepared.config
+
+
+@contextlib.asynccontextmanager
+async def open_run(
+    prepared: Prepared, folder_path: Path, *, is_unsafe_allowed: bool
+) -> AsyncIterator[OpenRun]:
+    """Open what lies below a run. Raises ConfigError with nothing half-written."""
+    clock = Clock()
+    config = prepared.config
+    async with contextlib.AsyncExitStack() as stack:
+        sockets, planes, work = stack.enter_context(meeting_places())
+        sandbox = await stack.enter_async_context(
+            open_sandbox(work, read_only_paths=(), is_unsafe_allowed=is_unsafe_allowed)
+        )
+        harness_of(config, sandbox.report)
+        folder = create_run_folder(folder_path, config.model_dump(mode="json"))
+        journal = await stack.enter_async_context(open_journal(folder.db))
+        yield OpenRun(
+            prepared=prepared,
+            folder=folder,
+            journal=journal,
+            sandbox=sandbox,
+            sockets=sockets,
+            planes=planes,
+            work=work,
+            clock=clock,
+        )
+
+
+class Run:
+    """Wires the parts of an open run together and drives it to its end."""
+
+    def __init__(self, opened: OpenRun) -> None:
+        config, prepared = opened.config, opened.prepared
+        self.opened = opened
+        self._now_s = opened.clock.now_s
+        self.inbox = Inbox()
+        self.scheduler = Scheduler(prepared.scheduler)
+        self.book = Book(train=prepared.train, evaluation=prepared.evaluation, seed=config.run.seed)
+        self._rows = TrainingRows(
+            self.book,
+            SegmentReader(opened.folder.tokens),
+            baseline=Baseline(config.training.advantage),
+            eps=config.training.advantage_eps,
+        )
+        self._checkpoints = Checkpoints(opened.folder.checkpoints)
+        socket = opened.sockets / "controller.sock"
+        self.processes = Processes(opened.folder.logs, address=f"unix:{socket}")
+        self.steps = Steps(self._step_parts(config))
+        self.told = Told(book=self.book, steps=self.steps, observe=self.observe)
+        self.results = Results(self.book, self.observe)
+        self.is_interrupted = False
+
+    def observe(self, value: AnyObservation) -> None:
+        self.opened.journal.append(self._now_s(), value)
+
+    def interrupt(self, reason: str) -> None:
+        """A person or a signal asks for an early end."""
+        self.is_interrupted = True
+        self.inbox.tell(StopRequested(reason=reason))
+
+    async def drive(self, watch: Watch) -> RunEnd:
+        """Start, train, end. `watch` runs beside it and shows progress."""
+        self.observe(run_started(self.opened.prepared))
+        is_failed, reason = True, ""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                applier = await self._start(tasks)
+                beside = [
+                    tasks.create_task(watch(self)),
+                    tasks.create_task(self._supervisor.watch_for_hangs()),
+                ]
+                await self._controller(applier).run(tasks)
+                for task in beside:
+                    task.cancel()
+                await self.processes.quit_all()
+            is_failed, reason = applier.is_failed, applier.end_reason
+        except* BoundaryError as group:
+            reason = "; ".join(str(error) for error in _leaves(group))
+        finally:
+            await self.processes.quit_all()
+        return self._ended(is_failed=is_failed, reason=reason)
+
+    def _controller(self, applier: Applier) -> Controller:
+        return Controller(
+            self.scheduler,
+            inbox=self.inbox,
+            journal=self.opened.journal,
+            applier=applier,
+            now_s=self._now_s,
+        )
+
+    async def _start(self, tasks: asyncio.TaskGroup) -> Applier:
+        opened, config = self.opened, self.opened.config
+        self._supervisor = Supervisor(
+            opened.prepared.scheduler.engines,
+            places=Places(
+                config_json=resolved_json(config),
+                socket_dir=opened.sockets,
+                plane_dir=opened.planes,
+                tokens_dir=opened.folder.tokens,
+            ),
+            processes=self.processes,
+            inbox=self.inbox,
+            steps=self.steps,
+            tasks=tasks,
+        )
+        await self.processes.listen(self.told.handle, self._supervisor.died)
+        gateway = await self._supervisor.start_all()
+        executions = Executions(
+            self._execution_parts(f"http://{gateway.host}:{gateway.port}"),
+            book=self.book,
+            processes=self.processes,
+            inbox=self.inbox,
+            results=self.results,
+        )
+        return Applier(
+            ApplierParts(
+                book=self.book,
+                executions=executions,
+                processes=self.processes,
+                steps=self.steps,
+                inbox=self.inbox,
+                observe=self.observe,
+                save=self._save,
+                num_continued_by_engine=self.told.num_continued_by_engine,
+                now_s=self._now_s,
+            )
+        )
+
+    def _step_parts(self, config: RunConfig) -> StepParts:
+        settings = StreamSettings(
+            budget_tokens=config.training.micro_step_tokens,
+            lease_s=CLAIM_LEASE_S,
+            max_groups=config.schedule.groups_per_step,
+        )
+
+        def make_stream(step: int, version: int) -> StepStream:
+            return StepStream(step, version=version, rows_of=self._rows.rows_of, settings=settings)
+
+        return StepParts(
+            processes=self.processes,
+            inbox=self.inbox,
+            observe=self.observe,
+            make_stream=make_stream,
+            mean_reward=self.book.mean_reward,
+            max_groups=config.schedule.groups_per_step,
+            now_s=self._now_s,
+        )
+
+    def _execution_parts(self, base_url: str) -> ExecutionParts:
+        config, sandbox = self.opened.config, self.opened.sandbox
+        limits = limits_of(config)
+        return ExecutionParts(
+            sandbox=sandbox.sandbox,
+            harness=harness_of(config, sandbox.report),
+            grader=ScriptGrader(run=sandbox.sandbox.run, limits=limits),
+            limits=limits,
+            base_url=base_url,
+            model=MODEL_NAME,
+            folder=self.opened.work,
+            max_launches=config.schedule.max_launches,
+        )
+
+    async def _save(self, step: int, version: int) -> None:
+        """A checkpoint that survives kill -9; older ones beyond `keep_checkpoints` go."""
+        folder = self._checkpoints.begin(step)
+        await self.processes.call("c0", m.SaveState(folder=str(folder)))
+        await asyncio.to_thread(self._checkpoints.commit, step, version=version)
+        self._checkpoints.retain(self.opened.config.store.keep_checkpoints)
+
+    def _ended(self, *, is_failed: bool, reason: str) -> RunEnd:
+        ended = RunEnded(is_failed=is_failed, reason=reason, wall_s=self._now_s())
+        self.observe(ended)
+        code = 1 if is_failed else (3 if self.is_interrupted else 0)
+        return RunEnd(folder=self.opened.folder.path, exit_code=code, reason=reason)
+
+
+def _leaves(group: BaseExceptionGroup[BoundaryError]) -> list[BoundaryError]:
+    found: list[BoundaryError] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+async def train(
+    prepared: Prepared,
+    folder: Path,
+    *,
+    is_unsafe_allowed: bool,
+    watch: Watch,
+) -> RunEnd:
+    """One run. SIGINT and SIGTERM end it in order; raises ConfigError for the user's input."""
+    async with open_run(prepared, folder, is_unsafe_allowed=is_unsafe_allowed) as opened:
+        run = Run(opened)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, run.interrupt, signal.Signals(number).name)
+        try:
+            return await run.drive(watch)
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)

@@ -1,0 +1,135 @@
+"""Starts the processes of a run, tells their deaths, and starts dead engines again.
+
+Consumes: exit notices and ready messages. Produces: EngineReady and EngineLost facts, engine
+connections at the gateway. Invariants: an engine is announced only under the version engines
+load now; a name is started again at most `MAX_RESTARTS` times; the gateway's death ends the run.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from opengyre.control.config import EngineSpec
+from opengyre.control.facts import EngineLost, EngineReady
+from opengyre.runtime import messages as m
+from opengyre.runtime.inbox import Inbox
+from opengyre.runtime.processes import Processes
+from opengyre.runtime.steps import Steps
+from opengyre.seams.errors import BoundaryError
+
+log = logging.getLogger(__name__)
+
+MAX_RESTARTS = 3
+HANG_CHECK_S = 1.0
+CELL_MODULE = "opengyre.runtime.cell_process"
+GATEWAY_MODULE = "opengyre.runtime.gateway_process"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where processes meet: unix sockets below `socket_dir`, shared memory below `plane_dir`."""
+
+    config_json: str
+    socket_dir: Path
+    plane_dir: Path
+    tokens_dir: Path
+
+
+class Supervisor:
+    def __init__(
+        self,
+        engines: tuple[EngineSpec, ...],
+        *,
+        places: Places,
+        processes: Processes,
+        inbox: Inbox,
+        steps: Steps,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._engines = {str(spec.engine): spec for spec in engines}
+        self._places = places
+        self._processes = processes
+        self._inbox = inbox
+        self._steps = steps
+        self._tasks = tasks
+        self._incarnations = dict.fromkeys(self._engines, 0)
+
+    async def start_all(self) -> m.GatewayReady:
+        """Everything at once, since imports are what a start costs; returns the gateway's port."""
+        setup = m.GatewaySetup(
+            config_json=self._places.config_json, tokens_dir=str(self._places.tokens_dir)
+        )
+        async with asyncio.TaskGroup() as starts:
+            gateway = starts.create_task(
+                self._processes.start("gateway", incarnation=1, module=GATEWAY_MODULE, setup=setup)
+            )
+            cells = [starts.create_task(self._start(engine)) for engine in self._engines]
+        for cell in cells:
+            await self._announce(cell.result())
+        ready: m.GatewayReady = gateway.result()
+        return ready
+
+    def died(self, name: str, incarnation: int, reason: str) -> None:
+        """Told by Processes, once per incarnation."""
+        if name == "gateway":
+            self._tasks.create_task(_fail(BoundaryError("gateway", reason, retryable=False)))
+            return
+        spec = self._engines[name]
+        self._inbox.tell(EngineLost(engine=spec.engine, incarnation=incarnation, reason=reason))
+        self._tasks.create_task(self._replace(name))
+
+    async def watch_for_hangs(self) -> None:
+        """Fence a cell that holds a claim beyond its lease; its exit is then told as a death."""
+        while True:
+            await asyncio.sleep(HANG_CHECK_S)
+            for cell in self._steps.overdue():
+                log.warning("cell %d holds a micro-step beyond its lease and is ended", cell)
+                self._processes.kill(f"c{cell}")
+
+    async def _replace(self, name: str) -> None:
+        await self._processes.call("gateway", m.EngineGone(engine=name))
+        if self._incarnations[name] > MAX_RESTARTS or self._processes.is_ending:
+            log.warning("%s is not started again", name)
+            return
+        try:
+            await self._announce(await self._start(name))
+        except BoundaryError as error:
+            log.warning("%s could not be replaced: %s", name, error)
+
+    async def _start(self, engine: str) -> m.CellReady:
+        self._incarnations[engine] += 1
+        incarnation = self._incarnations[engine]
+        spec = self._engines[engine]
+        socket = self._places.socket_dir / f"{engine}-{incarnation}.sock"
+        setup = m.CellSetup(
+            engine=engine,
+            cell=spec.cell,
+            incarnation=incarnation,
+            slots=spec.slots,
+            config_json=self._places.config_json,
+            link_address=f"unix:{socket}",
+            plane_dir=str(self._places.plane_dir),
+        )
+        ready: m.CellReady = await self._processes.start(
+            engine, incarnation=incarnation, module=CELL_MODULE, setup=setup
+        )
+        return ready
+
+    async def _announce(self, ready: m.CellReady) -> None:
+        """Bring it to the version engines load now, connect it, tell the scheduler."""
+        version = ready.version
+        if (published := self._steps.last_published) is not None:
+            version, snapshot = published
+            message = m.LoadVersion(version=version, snapshot=snapshot)
+            await self._processes.call(ready.engine, message)
+        connect = m.ConnectEngine(
+            engine=ready.engine, incarnation=ready.incarnation, link_address=ready.link_address
+        )
+        await self._processes.call("gateway", connect)
+        engine = self._engines[ready.engine].engine
+        self._inbox.tell(EngineReady(engine=engine, incarnation=ready.incarnation, version=version))
+
+
+async def _fail(error: BoundaryError) -> None:
+    raise error

@@ -1,0 +1,67 @@
+"""What children tell the controller, and where each of it goes.
+
+Must not know: what becomes of it. Invariant: every kind of message has exactly one place.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from opengyre.runtime import messages as m
+from opengyre.runtime.book import Book
+from opengyre.runtime.steps import Steps
+from opengyre.seams.errors import BoundaryError
+from opengyre.store.observations import AnyObservation, Continued, TurnRecorded
+
+
+class Told:
+    """`handle` is the handler of every child's connection. `num_continued_by_engine` counts
+    since the last publication at that engine began (see Applier)."""
+
+    def __init__(
+        self, *, book: Book, steps: Steps, observe: Callable[[AnyObservation], None]
+    ) -> None:
+        self._book = book
+        self._steps = steps
+        self._observe = observe
+        self.num_sampled_tokens = 0
+        self.num_continued = 0
+        self.num_continued_by_engine: dict[str, int] = {}
+
+    async def handle(self, name: str, message: Any) -> m.Message | None:
+        match message:
+            case m.Claim():
+                return await self._steps.claim(message)
+            case m.Finished():
+                self._steps.finished(message)
+            case m.TurnTold():
+                self._tell_turn(message)
+            case m.HoldTold():
+                one = self._book.executions[message.execution]
+                one.held.set(message.is_held, time.monotonic())
+            case m.ContinuedTold():
+                self._tell_continued(message)
+            case _:
+                what = f"{name} sent {type(message).__name__}, which nobody takes"
+                raise BoundaryError("process", what, retryable=False)
+        return None
+
+    def _tell_turn(self, message: m.TurnTold) -> None:
+        self.num_sampled_tokens += message.turn.num_completion_tokens
+        self._book.tell_turn(message.turn)
+        self._observe(TurnRecorded(turn=message.turn))
+
+    def _tell_continued(self, message: m.ContinuedTold) -> None:
+        self.num_continued += 1
+        counts = self.num_continued_by_engine
+        counts[message.from_engine] = counts.get(message.from_engine, 0) + 1
+        self._observe(
+            Continued(
+                execution=message.execution,
+                turn=message.turn,
+                from_engine=message.from_engine,
+                to_engine=message.to_engine,
+                reason=message.reason,
+                num_tokens_so_far=message.num_tokens_so_far,
+            )
+        )
