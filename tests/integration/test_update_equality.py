@@ -4,8 +4,12 @@ A tiny float64 model is updated twice through the stream, the cells and a shared
 plane; the reference runs every path alone through the model's own attention and plain AdamW.
 """
 
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +19,8 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from opengyre.seams.cells import UpdateNorms
+from opengyre.seams.cells import StepCounts, UpdateNorms
+from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Descriptor
 from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
 from opengyre.trainer.objective import GspoSettings
@@ -32,6 +37,7 @@ NUM_STEPS = 2
 TEMPERATURE = 0.7
 OPTIMIZER = AdamWSettings(learning_rate=1e-2, warmup_updates=2, max_grad_norm=0.05)
 OBJECTIVE = GspoSettings(clip_low=0.98, clip_high=1.02)
+SETTINGS = EmbeddedSettings(objective=OBJECTIVE, optimizer=OPTIMIZER, temperature=TEMPERATURE)
 Weights = dict[str, np.ndarray]
 MakeRun = Callable[["_Story"], "_Run"]
 MAX_ROUNDS = 200
@@ -203,23 +209,23 @@ class _Run:
 
     def make_cell(self, name: str) -> EmbeddedCell:
         name = f"{name}-{len(self._planes)}"
-        planes = [SharedMemoryPlane(self._folder, slot=f"{name}.{kind}") for kind in "wg"]
-        self._planes += planes
-        return EmbeddedCell(
-            _model(),
-            weights=planes[0],
-            gradients=planes[1],
-            settings=EmbeddedSettings(
-                objective=OBJECTIVE, optimizer=OPTIMIZER, temperature=TEMPERATURE
-            ),
-        )
+        weights, gradients = self.make_plane(f"{name}.w"), self.make_plane(f"{name}.g")
+        return EmbeddedCell(_model(), weights=weights, gradients=gradients, settings=SETTINGS)
+
+    def make_plane(self, slot: str) -> SharedMemoryPlane:
+        self._planes.append(SharedMemoryPlane(self._folder, slot=slot))
+        return self._planes[-1]
 
     def close(self) -> None:
         for plane in self._planes:
             plane.close()
 
     def step(self, step: int) -> UpdateNorms:
-        stream = self._open(step)
+        return self.commit(self.drain(step))
+
+    def drain(self, step: int) -> StepStream:
+        """Everything up to the reduce."""
+        stream = self.open(step)
         snapshot = self.core.expose_weights(step)
         events = list(self._story.events)
         num_claims = 0
@@ -229,7 +235,7 @@ class _Run:
                 self._join(stream, cell, snapshot) if what == "join" else self._kill(stream, cell)
             if not stream.is_closed:
                 stream.offer(self._waiting[:2])
-            num_claims += sum(self._claim(stream, cell) for cell in stream.members)
+            num_claims += sum(self.claim(stream, cell) for cell in stream.members)
             if not self._waiting and not stream.is_closed:
                 stream.close(NUM_GROUPS)
                 if self._story.dies_late is not None:
@@ -237,9 +243,9 @@ class _Run:
             if stream.is_drained:
                 break
         assert events == []
-        return self._commit(stream)
+        return stream
 
-    def _open(self, step: int) -> StepStream:
+    def open(self, step: int) -> StepStream:
         self.satellites = {}
         self._waiting = _names(step)[:: -1 if self._story.is_reversed else 1]
         self.core.enter_training()
@@ -263,18 +269,17 @@ class _Run:
         self._waiting[:0] = stream.drop_member(cell)
         self.num_returned += stream.counters(cell).num_returned
 
-    def _claim(self, stream: StepStream, number: int) -> bool:
+    def claim(self, stream: StepStream, number: int) -> bool:
         """One claim and its backward; newly assigned groups are waiting no more."""
         claim = stream.claim(number, 0.0)
-        for group in claim.assigned:
-            self._waiting.remove(group)
+        self._waiting = [group for group in self._waiting if group not in claim.assigned]
         if claim.micro_step is None:
             return False
         (self.core if number == 0 else self.satellites[number]).run(claim.micro_step)
         assert stream.done(number, claim.micro_step.number)
         return True
 
-    def _commit(self, stream: StepStream) -> UpdateNorms:
+    def commit(self, stream: StepStream) -> UpdateNorms:
         parts = [cell.expose_gradients(stream.step) for _, cell in sorted(self.satellites.items())]
         counts = self.core.reduce(parts)
         expected = stream.done_counts()
@@ -316,3 +321,112 @@ def test_two_updates_equal_the_reference_whoever_ran_what(
         assert norms.grad_norm > OPTIMIZER.max_grad_norm
         assert _worst_relative(run.core.parameters(), reference[step]) < 1e-9
     assert (run.num_returned > 0) is story.has_death
+
+
+def test_a_satellite_that_dies_in_the_reduce_costs_only_its_part(
+    make_run: MakeRun, reference: list[Weights]
+) -> None:
+    run = make_run(STORIES["three cells"])
+    stream = run.drain(0)
+    parts = [cell.expose_gradients(0) for cell in run.satellites.values()]
+    Path(parts[1][0].address).unlink()
+    with pytest.raises(BoundaryError, match="gone"):
+        run.core.reduce(parts)
+    stream.drop_member(2)
+    del run.satellites[2]
+    while not stream.is_drained:
+        run.claim(stream, 1)
+        run.claim(stream, 0)
+    assert run.commit(stream).is_applied
+    assert _worst_relative(run.core.parameters(), reference[0]) < 1e-9
+
+
+def test_a_number_that_is_not_finite_never_reaches_the_weights(make_run: MakeRun) -> None:
+    run = make_run(STORIES["three cells"])
+    stream = run.drain(0)
+    before = run.core.parameters()
+    descriptor, counts = run.satellites[1].expose_gradients(0)
+    sums = np.zeros(descriptor.tensors[0].shape)
+    sums[next(iter(before.values())).size + 3] = np.inf
+    bad = run.make_plane("poison").expose({"sums": sums}, 0)
+    run.core.reduce([(bad, counts)])
+    norms = run.core.update(1)
+    assert not norms.is_applied
+    assert norms.reason == f"the gradient of {list(before)[1]} is not finite"
+    assert all((array == before[name]).all() for name, array in run.core.parameters().items())
+    assert run.step(0).is_applied
+    assert stream.is_drained
+
+
+def _satellite(channel: Connection, folder: str) -> None:
+    """A satellite's process: pull the snapshot, run what arrives, expose; the parent kills it."""
+    torch.set_num_threads(1)
+    planes = [SharedMemoryPlane(Path(folder), slot=f"process.{kind}") for kind in "wg"]
+    cell = EmbeddedCell(_model(), weights=planes[0], gradients=planes[1], settings=SETTINGS)
+    while True:
+        what, value = channel.recv()
+        if what == "open":
+            cell.enter_training()
+            channel.send(cell.open_step(value.version, value.version, value))
+        elif what == "run":
+            channel.send(cell.run(value))
+        else:
+            channel.send(cell.expose_gradients(value))
+
+
+class _SatelliteProcess:
+    def __init__(self, folder: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._channel, theirs = context.Pipe()
+        self.process = context.Process(target=_satellite, args=(theirs, str(folder)), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, what: str, value: object) -> object:
+        self._channel.send((what, value))
+        assert self._channel.poll(60), "the satellite does not answer"
+        return self._channel.recv()
+
+    def kill(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(10)
+        self._channel.close()
+
+
+def test_a_satellite_process_joins_works_and_is_killed_without_a_trace_in_the_update(
+    make_run: MakeRun, reference: list[Weights], tmp_path: Path
+) -> None:
+    run = make_run(_Story())
+    satellite = _SatelliteProcess(tmp_path)
+    try:
+        stream = run.open(0)
+        assert satellite.ask("open", run.core.expose_weights(0)) == 0
+        stream.admit(1)
+        stream.offer(_names(0))
+        for _ in range(3):
+            made = stream.claim(1, 0.0).micro_step
+            assert made is not None
+            counts = satellite.ask("run", made)
+            assert isinstance(counts, StepCounts)
+            assert counts.micro_steps == [made.number]
+            stream.done(1, made.number)
+            run.claim(stream, 0)
+        exposed = satellite.ask("expose", 0)
+        assert isinstance(exposed, tuple)
+        assert exposed[1].num_tokens > 0
+    finally:
+        satellite.kill()
+    stream.drop_member(1)
+    stream.offer([name for name in _names(0) if name not in stream.assigned])
+    for _ in range(MAX_ROUNDS):
+        run.claim(stream, 0)
+        if len(stream.assigned) == NUM_GROUPS and not stream.is_closed:
+            stream.close(NUM_GROUPS)
+        if stream.is_drained:
+            break
+    assert run.commit(stream).is_applied
+    assert _worst_relative(run.core.parameters(), reference[0]) < 1e-9
+    leftover = SharedMemoryPlane(tmp_path, slot="process.g")
+    leftover.expose({"sums": np.zeros(1)}, 0)
+    leftover.close()
