@@ -26,7 +26,7 @@ from opengyre.gateway.request import Refusal, RefusalKind, Sampling
 from opengyre.gateway.routing import Routing
 from opengyre.gateway.server import serve_gateway
 from opengyre.gateway.sessions import Attempt, Session
-from opengyre.seams.engine import Engine, GenerateRequest
+from opengyre.seams.engine import GenerateRequest, RequestEngine
 from opengyre.seams.recorder import Recorder
 from opengyre.seams.records import TurnRecord
 
@@ -195,7 +195,7 @@ class Gateway:
 
     # ---- engines, doors and routes
 
-    def connect_engine(self, engine_id: str, engine: Engine, incarnation: int) -> None:
+    def connect_engine(self, engine_id: str, engine: RequestEngine, incarnation: int) -> None:
         """A new life of an engine; its door is open."""
         self._routing.connect_engine(engine_id, engine, incarnation)
 

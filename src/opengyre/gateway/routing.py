@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from opengyre.seams.engine import Engine
+from opengyre.seams.engine import RequestEngine
 
 
 class NoEngine(Exception):
@@ -31,7 +31,7 @@ class Seat:
 
     engine_id: str
     incarnation: int
-    engine: Engine
+    engine: RequestEngine
 
 
 class _Door:
@@ -54,7 +54,7 @@ class Routing:
         self._num_held: dict[str, int] = {}
         self._changed = asyncio.Event()
 
-    def connect_engine(self, engine_id: str, engine: Engine, incarnation: int) -> None:
+    def connect_engine(self, engine_id: str, engine: RequestEngine, incarnation: int) -> None:
         """A new life of an engine; its door is open, whoever waited for the old one is told."""
         self.engine_lost(engine_id)
         seat = Seat(engine_id=engine_id, incarnation=incarnation, engine=engine)

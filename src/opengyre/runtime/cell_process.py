@@ -151,7 +151,7 @@ async def main(address: str, child: Child) -> None:
         async with build_parts(setup) as parts:
             cell = CellProcess(child, setup, parts)
             child.serve_with(cell.handle)
-            await child.tell(
+            child.tell(
                 m.CellReady(
                     engine=setup.engine,
                     incarnation=setup.incarnation,
@@ -162,8 +162,7 @@ async def main(address: str, child: Child) -> None:
                 )
             )
             await child.quit.wait()
-        if child.peer is not None:
-            child.peer.close()
+        child.hang_up()
 
 
 if __name__ == "__main__":

@@ -41,9 +41,14 @@ class Child:
     def serve_with(self, handler: Callable[[Any], Awaitable[Message | None]]) -> None:
         self._handler = handler
 
-    async def tell(self, message: Message) -> None:
+    def tell(self, message: Message) -> None:
+        """Send without an answer."""
         if self.peer is not None:
             self.peer.notify(message)
+
+    def hang_up(self) -> None:
+        if self.peer is not None:
+            self.peer.close()
 
     async def _serve(self) -> None:
         if self.peer is not None:

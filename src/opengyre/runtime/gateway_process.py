@@ -1,5 +1,146 @@
 """The gateway's process: wires the HTTP gateway, the recorder and the engine links together.
 
-Must not know: roles, steps, groups. Invariant: a turn is told to the controller only after its
-bytes are synced.
+Must not know: roles, steps, groups. Invariants: a turn is told to the controller only after its
+bytes are synced; a newly connected engine's door is shut until the controller opens it.
 """
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from opengyre.config.load import parse_resolved
+from opengyre.config.root import RunConfig
+from opengyre.gateway.continuation import Continued
+from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings, SamplingDefaults
+from opengyre.gateway.rendering import load_renderer
+from opengyre.runtime import messages as m
+from opengyre.runtime.child import Child, run_child
+from opengyre.seams.errors import BoundaryError
+from opengyre.seams.records import TurnRecord
+from opengyre.store.segments import SegmentWriter
+from opengyre.transport.engine_link import RemoteEngine
+
+
+class GatewayProcess:
+    """Handles what the controller asks."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._links: dict[str, RemoteEngine] = {}
+
+    async def handle(self, message: Any) -> m.Message | None:
+        gateway = self._gateway
+        match message:
+            case m.OpenSession():
+                gateway.open_session(
+                    message.execution, message.key, message.engine, seed=message.seed
+                )
+            case m.CloseSession():
+                counts = await gateway.close_session(message.execution)
+                return m.SessionClosed(num_turns=counts.num_turns)
+            case m.ConnectEngine():
+                await self._connect(message)
+            case m.EngineGone():
+                await self._disconnect(message.engine)
+            case m.ShutDoor():
+                gateway.close_door(message.engine)
+            case m.OpenDoorAt():
+                gateway.open_door(message.engine)
+            case m.SetRoutes():
+                gateway.set_routes(message.routes)
+            case _:
+                what = f"does not take {type(message).__name__}"
+                raise BoundaryError("gateway", what, retryable=False)
+        return m.Done()
+
+    async def close(self) -> None:
+        for engine in list(self._links):
+            await self._disconnect(engine)
+
+    async def _connect(self, message: m.ConnectEngine) -> None:
+        await self._disconnect(message.engine)
+        link = RemoteEngine(message.link_address, name=message.engine)
+        await link.open()
+        self._links[message.engine] = link
+        self._gateway.connect_engine(message.engine, link, message.incarnation)
+        self._gateway.close_door(message.engine)
+
+    async def _disconnect(self, engine: str) -> None:
+        link = self._links.pop(engine, None)
+        if link is not None:
+            self._gateway.engine_lost(engine)
+            await link.close()
+
+
+class ToController:
+    """What the gateway tells, as messages."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def events(self) -> GatewayEvents:
+        return GatewayEvents(
+            on_turn=self._tell_turn, on_hold=self._tell_hold, on_continued=self._tell_continued
+        )
+
+    def _tell_turn(self, turn: TurnRecord) -> None:
+        self._child.tell(m.TurnTold(turn=turn))
+
+    def _tell_hold(self, execution: str, is_held: bool) -> None:
+        self._child.tell(m.HoldTold(execution=execution, is_held=is_held))
+
+    def _tell_continued(self, told: Continued) -> None:
+        self._child.tell(
+            m.ContinuedTold(
+                execution=told.execution,
+                turn=told.turn,
+                from_engine=told.from_engine,
+                to_engine=told.to_engine,
+                reason=told.reason,
+                num_tokens_so_far=told.num_tokens_so_far,
+            )
+        )
+
+
+def gateway_settings(config: RunConfig) -> GatewaySettings:
+    sampling = config.sampling
+    return GatewaySettings(
+        max_context_tokens=sampling.context_tokens,
+        host=config.gateway.host,
+        port=config.gateway.port,
+        hold_comment_s=config.gateway.hold_comment_s,
+        hold_max_s=config.schedule.hold_max_s,
+        defaults=SamplingDefaults(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_new_tokens=sampling.max_new_tokens,
+        ),
+    )
+
+
+async def main(address: str, child: Child) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        setup = await child.connect(address, tasks)
+        if not isinstance(setup, m.GatewaySetup):
+            raise BoundaryError("gateway", "expected a gateway's setup", retryable=False)
+        config = parse_resolved(setup.config_json)
+        recorder = SegmentWriter(Path(setup.tokens_dir))
+        gateway = Gateway(
+            gateway_settings(config),
+            renderer=load_renderer(Path(config.model.path)),
+            recorder=recorder,
+            events=ToController(child).events(),
+        )
+        async with gateway:
+            process = GatewayProcess(gateway)
+            child.serve_with(process.handle)
+            child.tell(m.GatewayReady(host=gateway.host, port=gateway.port))
+            await child.quit.wait()
+            await process.close()
+        await recorder.close()
+        child.hang_up()
+
+
+if __name__ == "__main__":
+    run_child(main)

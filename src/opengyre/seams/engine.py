@@ -72,7 +72,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_reused_tokens: int = 0
 
 
-class Engine(Protocol):
+class RequestEngine(Protocol):
+    """What a gateway needs of an engine, here or in another process: requests, not weights."""
+
     def submit(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Chunks of one request up to and including its terminal chunk."""
         ...
@@ -89,6 +91,12 @@ class Engine(Protocol):
     async def cancel(self, request_id: str) -> None:
         """Like freeze, with terminal chunk `cancelled`."""
         ...
+
+    def caps(self) -> EngineCaps: ...
+
+
+class Engine(RequestEngine, Protocol):
+    """The whole seam, as the process that holds the weights sees it."""
 
     async def pause(self) -> None:
         """After it returns no forward runs and weights may be written."""
@@ -116,8 +124,6 @@ class Engine(Protocol):
     async def restore(self) -> None: ...
 
     def stats(self) -> EngineStats: ...
-
-    def caps(self) -> EngineCaps: ...
 
 
 EngineFactory = Callable[[], Engine]
