@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from opengyre.cli import config
+from opengyre.cli import config, train
 from opengyre.cli.errors import GyreGroup
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train long-horizon LLM agents on GPUs that change jobs while the agents live on.",
 )
+app.command()(train.train)
 app.add_typer(config.app, name="config")
 
 
