@@ -32,19 +32,21 @@ def stage_agent(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GyreAgent:
-    """The bundled agent at `program`, run by `python`, which needs `python_paths` readable."""
+    """The bundled agent at `program`, run by `python`, which needs `python_paths` readable;
+    `arguments` are added to its command line."""
 
     program: Path
     python: Path
     python_paths: tuple[Path, ...] = ()
+    arguments: tuple[str, ...] = ()
     name: str = "gyre-agent"
 
     def prepare(self, job: HarnessJob) -> LaunchSpec:
         instruction = _write_instruction(job)
         argv = (
             *(str(self.python), "-I", "-S", str(self.program)),
-            "--instruction-file",
-            instruction,
+            *("--instruction-file", instruction),
+            *self.arguments,
         )
         return _spec(job, argv, read_only_paths=(self.program, *self.python_paths))
 

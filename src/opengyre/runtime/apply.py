@@ -82,6 +82,8 @@ class Applier:
                 await self._apply_to_engine(command)
             case c.EnterTraining() | c.LeaveTraining():
                 await self._apply_to_cell(command)
+            case c.Fence():
+                self._parts.processes.kill(command.engine)
             case c.EndRun():
                 self.is_failed, self.end_reason = command.failed, command.reason
                 self.has_ended.set()

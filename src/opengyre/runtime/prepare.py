@@ -37,6 +37,8 @@ class Prepared:
 
 def prepare(config: RunConfig) -> Prepared:
     """Read and check the input. Raises ConfigError."""
+    if config.harness.profile == "command":
+        check_command(config.harness.command)
     folder = model_folder(config.model.path)
     config = config.model_copy(
         update={"model": config.model.model_copy(update={"path": str(folder)})}
@@ -119,12 +121,22 @@ def scheduler_config(config: RunConfig, num_eval: int) -> SchedulerConfig:
     )
 
 
-def harness_of(config: RunConfig, sandbox: SandboxReport) -> Harness:
-    """The agent program of the config, run by the interpreter the sandbox found. ConfigError."""
+def harness_of(config: RunConfig, sandbox: SandboxReport, program: Path) -> Harness:
+    """The agent program of the config; `program` is the staged bundled agent, run by the
+    interpreter the sandbox found."""
     if config.harness.profile == "command":
-        check_command(config.harness.command)
         return Command(argv=config.harness.command)
-    return GyreAgent(python=sandbox.python, python_paths=sandbox.python_paths)
+    arguments = {
+        "--max-turns": config.harness.max_turns,
+        "--max-output-tokens": config.sampling.max_new_tokens,
+        "--context-tokens": config.sampling.context_tokens,
+    }
+    return GyreAgent(
+        program=program,
+        python=sandbox.python,
+        python_paths=sandbox.python_paths,
+        arguments=tuple(str(part) for pair in arguments.items() for part in pair),
+    )
 
 
 def limits_of(config: RunConfig) -> Limits:

@@ -18,6 +18,7 @@ from opengyre.config.load import resolved_json
 from opengyre.config.root import RunConfig
 from opengyre.control.facts import StopRequested
 from opengyre.control.scheduler import Scheduler
+from opengyre.harness.profiles import stage_agent
 from opengyre.harness.selftest import OpenSandbox, open_sandbox
 from opengyre.runtime import messages as m
 from opengyre.runtime.apply import Applier, ApplierParts
@@ -79,6 +80,7 @@ class OpenRun:
     folder: RunFolder
     journal: Journal
     sandbox: OpenSandbox
+    program: Path
     sockets: Path
     planes: Path
     work: Path
@@ -98,10 +100,10 @@ async def open_run(
     config = prepared.config
     async with contextlib.AsyncExitStack() as stack:
         sockets, planes, work = stack.enter_context(meeting_places())
+        program = stage_agent(work / "agent")
         sandbox = await stack.enter_async_context(
-            open_sandbox(work, read_only_paths=(), is_unsafe_allowed=is_unsafe_allowed)
+            open_sandbox(work, read_only_paths=(program,), is_unsafe_allowed=is_unsafe_allowed)
         )
-        harness_of(config, sandbox.report)
         folder = create_run_folder(folder_path, config.model_dump(mode="json"))
         journal = await stack.enter_async_context(open_journal(folder.db))
         yield OpenRun(
@@ -109,6 +111,7 @@ async def open_run(
             folder=folder,
             journal=journal,
             sandbox=sandbox,
+            program=program,
             sockets=sockets,
             planes=planes,
             work=work,
@@ -242,7 +245,7 @@ class Run:
         limits = limits_of(config)
         return ExecutionParts(
             sandbox=sandbox.sandbox,
-            harness=harness_of(config, sandbox.report),
+            harness=harness_of(config, sandbox.report, self.opened.program),
             grader=ScriptGrader(run=sandbox.sandbox.run, limits=limits),
             limits=limits,
             base_url=base_url,
