@@ -1,0 +1,108 @@
+"""The role switch of the embedded cell: the engine's side is put back as it was."""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from opengyre.seams.errors import BoundaryError, ConfigError
+from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
+from opengyre.trainer.objective import GspoSettings
+from opengyre.trainer.optimizer import AdamWSettings
+from opengyre.trainer.packed_model import ATTENTION
+from opengyre.transport.weights_shm import SharedMemoryPlane
+
+
+def _model() -> Qwen3ForCausalLM:
+    config = Qwen3Config(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=24,
+        tie_word_embeddings=True,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def _cell(module: nn.Module, folder: Path) -> EmbeddedCell:
+    settings = EmbeddedSettings(
+        objective=GspoSettings(), optimizer=AdamWSettings(learning_rate=1e-3)
+    )
+    planes = [SharedMemoryPlane(folder, slot=slot) for slot in "wg"]
+    return EmbeddedCell(module, weights=planes[0], gradients=planes[1], settings=settings)
+
+
+def _num_big_tensors(num_weights: int) -> int:
+    gc.collect()
+    return sum(
+        issubclass(type(one), torch.Tensor) and one.numel() == num_weights
+        for one in gc.get_objects()
+    )
+
+
+def test_leaving_puts_back_attention_flags_and_frees_the_gradients(tmp_path: Path) -> None:
+    module = _model().eval().requires_grad_(False)
+    attention = module.config._attn_implementation
+    num_weights = sum(parameter.numel() for parameter in module.parameters())
+    cell = _cell(module, tmp_path)
+    before = _num_big_tensors(num_weights)
+    cell.enter_training()
+    cell.enter_training()
+    assert module.config._attn_implementation == ATTENTION
+    assert all(parameter.requires_grad for parameter in module.parameters())
+    assert _num_big_tensors(num_weights) > before
+    cell.leave_training()
+    cell.leave_training()
+    assert module.config._attn_implementation == attention
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert _num_big_tensors(num_weights) == before
+    with pytest.raises(BoundaryError, match="not in training"):
+        cell.open_step(0, 0, None)
+
+
+def test_the_weights_keep_their_place_in_memory(tmp_path: Path) -> None:
+    module = _model()
+    places = [parameter.data_ptr() for parameter in module.parameters()]
+    cell = _cell(module, tmp_path)
+    cell.enter_training()
+    cell.save(str(tmp_path))
+    cell.restore(str(tmp_path))
+    cell.leave_training()
+    assert [parameter.data_ptr() for parameter in module.parameters()] == places
+
+
+def test_tied_weights_travel_once(tmp_path: Path) -> None:
+    names = set(_cell(_model(), tmp_path).parameters())
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+
+
+def test_half_precision_weights_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.embed_tokens\.weight is torch\.bfloat16"):
+        _cell(_model().bfloat16(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [('{"schema": 2, "num_updates": 0}', "schema 2"), (None, "trainer.json")]
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_written(
+    tmp_path: Path, text: str | None, named: str
+) -> None:
+    cell = _cell(_model(), tmp_path)
+    cell.save(str(tmp_path))
+    if text is None:
+        (tmp_path / "trainer.json").unlink()
+    else:
+        (tmp_path / "trainer.json").write_text(text)
+    other = _cell(_model(), tmp_path)
+    before = other.parameters()
+    with pytest.raises(BoundaryError, match=named):
+        other.restore(str(tmp_path))
+    assert all((array == before[name]).all() for name, array in other.parameters().items())

@@ -1,0 +1,100 @@
+"""Packed rows against single sequences through the model's own attention.
+
+The norms compute in float32 even here, so 1e-6 is equality (1e-9 is shown elsewhere without them)."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from opengyre.seams.errors import BoundaryError
+from opengyre.trainer.packed_model import ATTENTION, register_attention, trained_logprobs
+
+SIZES = {
+    "vocab_size": 20,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "intermediate_size": 24,
+    "initializer_range": 0.3,
+}
+LENGTHS = [5, 1, 9, 2]
+
+
+@pytest.fixture(params=["qwen3", "llama"])
+def model(request: pytest.FixtureRequest) -> torch.nn.Module:
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    if request.param == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**SIZES)).double().eval()
+    return LlamaForCausalLM(LlamaConfig(**SIZES)).double().eval()
+
+
+def _sequences() -> list[Tensor]:
+    numbers = torch.Generator().manual_seed(2)
+    return [torch.randint(0, 20, (length,), generator=numbers) for length in LENGTHS]
+
+
+def _alone(model: torch.nn.Module, sequence: Tensor, temperature: float) -> Tensor:
+    logits = model(input_ids=sequence[None], use_cache=False).logits[0, :-1]
+    return (logits / temperature).log_softmax(-1).gather(1, sequence[1:, None])[:, 0]
+
+
+def _packed(model: torch.nn.Module, sequences: list[Tensor], temperature: float) -> Tensor:
+    register_attention()
+    model.config._attn_implementation = ATTENTION
+    bounds, start = [], 0
+    for sequence in sequences:
+        bounds.append((start, start + len(sequence)))
+        start += len(sequence)
+    position_ids = torch.cat([torch.arange(len(sequence)) for sequence in sequences])
+    return trained_logprobs(
+        model,
+        token_ids=torch.cat(sequences),
+        position_ids=position_ids,
+        segment_bounds=bounds,
+        targets=position_ids.nonzero()[:, 0],
+        temperature=temperature,
+    )
+
+
+def _gradients(model: torch.nn.Module) -> list[Tensor]:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    return gradients
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_packed_logprobs_and_gradients_equal_single_sequences(
+    model: torch.nn.Module, temperature: float
+) -> None:
+    sequences = _sequences()
+    alone = torch.cat([_alone(model, one, temperature) for one in sequences])
+    alone.square().sum().backward()
+    want = _gradients(model)
+    packed = _packed(model, sequences, temperature)
+    packed.square().sum().backward()
+    got = _gradients(model)
+    assert torch.allclose(packed, alone, rtol=0, atol=1e-6)
+    assert len(got) == len(want) > 0
+    for ours, theirs in zip(got, want, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_segment_does_not_see_its_neighbours(model: torch.nn.Module) -> None:
+    sequences = _sequences()
+    before = _packed(model, sequences, 1.0)
+    sequences[0] = (sequences[0] + 1) % 20
+    after = _packed(model, sequences, 1.0)
+    num_first = LENGTHS[0] - 1
+    assert not torch.equal(before[:num_first], after[:num_first])
+    assert torch.allclose(before[num_first:], after[num_first:], rtol=0, atol=1e-6)
+
+
+def test_a_sliding_window_is_refused_not_ignored() -> None:
+    torch.manual_seed(1)
+    config = Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=0)
+    with pytest.raises(BoundaryError, match="sliding-window"):
+        _packed(Qwen3ForCausalLM(config).double().eval(), _sequences(), 1.0)
