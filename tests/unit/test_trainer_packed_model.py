@@ -1,6 +1,7 @@
 """Packed rows against single sequences through the model's own attention.
 
-The norms compute in float32 even here, so 1e-6 is equality (1e-9 is shown elsewhere without them)."""
+The norms compute in float32 even here, so 1e-6 is equality.
+"""
 
 import pytest
 import torch
