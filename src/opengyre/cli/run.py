@@ -1,0 +1,145 @@
+"""`gyre run show | report | verify | inspect | replay RUN`: a run folder, read after the fact.
+
+Owns: their output. Must not know: how a run is driven. Invariant: reads only; `report` writes the
+picture and nothing else.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from opengyre.cli.errors import ExitCode, GyreGroup
+
+run_app = typer.Typer(
+    cls=GyreGroup,
+    no_args_is_help=True,
+    help="Look at a run: what happened, whether its promises were kept, and its picture.",
+)
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+@run_app.command()
+def show(run: RunPath, as_json: AsJson = False) -> None:
+    """Print the summary and one line for each step."""
+    from opengyre.views.summary import summarise
+    from opengyre.views.tables import step_cells, table
+    from opengyre.views.words import final_lines
+
+    folder, state = _fold(run)
+    summary = summarise(state)
+    if as_json:
+        return _print_json({**summary, "steps": step_cells(state)})
+    report = str(folder.report_png) if folder.report_png.exists() else ""
+    _print_lines(final_lines(summary, folder=str(run), report=report))
+    _print_lines(["", *table(step_cells(state))] if state.steps else [])
+
+
+@run_app.command()
+def report(
+    run: RunPath,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="where the PNG goes (RUN/report.png)")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw the run as one picture: cell lanes, waterlevel, ready groups, rewards."""
+    from opengyre.views.report import draw_report
+
+    folder, state = _fold(run)
+    path = folder.report_png if output is None else output
+    draw_report(state, path)
+    if as_json:
+        return _print_json({"report": str(path)})
+    typer.echo(path)
+
+
+@run_app.command()
+def verify(run: RunPath, as_json: AsJson = False) -> None:
+    """Check promises P1-P5, P8 and P10 from the journal and token segments; exit 1 if broken."""
+    from dataclasses import asdict
+
+    from opengyre.store.run_folder import open_run_folder
+    from opengyre.views.verify import verify_run
+
+    results = verify_run(open_run_folder(run))
+    if as_json:
+        _print_json([{**asdict(one), "is_kept": one.is_kept} for one in results])
+    else:
+        for one in results:
+            typer.echo(one.line())
+            _print_lines([f"      {text}" for text in (*one.problems, *one.notes)])
+    if not all(one.is_kept for one in results):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@run_app.command()
+def inspect(
+    run: RunPath,
+    execution: Annotated[str, typer.Argument(metavar="EXECUTION", help="like e000123")],
+    as_json: AsJson = False,
+) -> None:
+    """Print one execution and the table of its turns."""
+    from opengyre.seams.errors import ConfigError
+    from opengyre.views.tables import execution_fields, table, turn_cells, turns_of
+
+    _, state = _fold(run)
+    if execution not in state.executions:
+        last = max(state.executions, default="none")
+        raise ConfigError(f"{execution}: no such execution in {run} (the last one is {last})")
+    fields = execution_fields(state.executions[execution])
+    turns = [turn_cells(turn) for turn in turns_of(state, execution)]
+    if as_json:
+        return _print_json({**fields, "turns": turns})
+    told = {name: value for name, value in fields.items() if value not in (None, "")}
+    _print_lines([f"{name:<14}{value}" for name, value in told.items()])
+    _print_lines(["", *table(turns)] if turns else ["", "no turns"])
+
+
+@run_app.command()
+def replay(run: RunPath, as_json: AsJson = False) -> None:
+    """Feed the run's facts to a fresh scheduler; exit 1 at the first plan that differs."""
+    from dataclasses import asdict
+
+    import msgspec
+
+    from opengyre.control.config import SchedulerConfig
+    from opengyre.control.scheduler import Scheduler
+    from opengyre.store.journal import read_journal
+    from opengyre.store.run_folder import open_run_folder
+    from opengyre.views.replay import replay as replay_rows
+
+    folder = open_run_folder(run)
+    result = replay_rows(
+        read_journal(folder.db),
+        lambda fields: Scheduler(msgspec.convert(fields, SchedulerConfig)),
+    )
+    if as_json:
+        _print_json({**asdict(result), "is_same": result.is_same})
+    else:
+        same = "the same" if result.is_same else "different"
+        typer.echo(f"{result.num_facts} facts, {result.num_plans} plans, {same}")
+        _print_lines([result.difference] if result.difference else [])
+    if not result.is_same:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _fold(run: Path) -> Any:
+    from opengyre.store.journal import read_journal
+    from opengyre.store.run_folder import open_run_folder
+    from opengyre.views.fold import fold
+
+    folder = open_run_folder(run)
+    return folder, fold(read_journal(folder.db))
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _print_lines(lines: list[str]) -> None:
+    for line in lines:
+        typer.echo(line)

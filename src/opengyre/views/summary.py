@@ -1,0 +1,105 @@
+"""`summary.json`: what a run did, in one flat object.
+
+Owns: its keys and their divisors. Must not know: files, terminals. Invariant: everything comes
+from the journal's fold; a mean over nothing is None, never 0.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from opengyre.store.observations import EvalResult
+from opengyre.views.run_state import RunState
+
+
+def summarise(state: RunState) -> dict[str, Any]:
+    """The summary of a run whose rows were folded into `state`.
+
+    Rewards are means over executions with a verdict; `reward_by_burst` is by the burst of
+    dispatch, training executions alone.
+    """
+    started, ended = state.started, state.ended
+    num_tokens = sum(turn.num_completion_tokens for turn in state.turns.values())
+    return {
+        "version": None if started is None else started.version,
+        "seed": None if started is None else started.seed,
+        "is_failed": ended is None or ended.is_failed,
+        "reason": "the run has not ended" if ended is None else ended.reason,
+        "wall_s": round(state.now_s if ended is None else ended.wall_s, 3),
+        "policy_version": state.steps[-1].version_after if state.steps else 0,
+        "num_steps": len(state.steps),
+        "short_steps": sum(step.is_short for step in state.steps),
+        "empty_steps": sum(not step.is_applied for step in state.steps),
+        "eval_before": _eval_at(state, 0),
+        "eval_after": _eval_at(state, -1) if len(state.evals) > 1 else None,
+        "reward_by_burst": reward_by_burst(state),
+        "role_changes": state.num_role_changes,
+        "mid_batch_joins": sum(join.is_mid_batch for _, join in state.joins),
+        "joins": len(state.joins),
+        "requests_continued": len(state.continued),
+        "requests_continued_by_reason": _counted(one.reason for _, one in state.continued),
+        "tokens_lost": tokens_lost(state),
+        "harness_errors_from_moves": sum(one.during_move for one in state.harness_errors),
+        "publications": len({one.version for _, one in state.published}),
+        "publications_across_live_requests": len(
+            {one.version for _, one in state.published if one.num_continued}
+        ),
+        "retention_decisions": {"retained": state.num_retained, "returned": state.num_returned},
+        "executions_by_outcome": _counted(
+            "open" if one.outcome is None else one.outcome.value
+            for one in state.executions.values()
+        ),
+        "executions_without_verdict": sum(
+            one.has_last_word and one.reward is None for one in state.executions.values()
+        ),
+        "groups": {
+            "dispatched": len(state.groups),
+            "consumed": sum(one.is_consumed for one in state.groups.values()),
+            "void": sum(map(state.is_void, state.groups.values())),
+        },
+        "turns": len(state.turns),
+        "sampled_tokens": num_tokens,
+        "device_seconds": {
+            name: round(seconds, 3) for name, seconds in state.device_seconds().items()
+        },
+    }
+
+
+def reward_by_burst(state: RunState) -> list[float | None]:
+    """Mean reward of the training executions dispatched in each burst, first to last."""
+    rewards: dict[int, list[float]] = {}
+    for one in state.executions.values():
+        if one.group is not None:
+            burst = rewards.setdefault(one.burst, [])
+            if one.reward is not None:
+                burst.append(one.reward)
+    return [_mean(values) for _, values in sorted(rewards.items())]
+
+
+def mean_eval(result: EvalResult) -> float | None:
+    """Mean over the held-out tasks that have a verdict."""
+    return _mean([one for one in result.rewards if one is not None])
+
+
+def tokens_lost(state: RunState) -> int:
+    """Tokens that a cut request had and its recorded turn does not hold; 0 by promise P5."""
+    recorded: dict[str, int] = {}
+    for turn in state.turns.values():
+        size = max(recorded.get(turn.turn, 0), turn.num_completion_tokens)
+        recorded[turn.turn] = size
+    had: dict[str, int] = {}
+    for _, one in state.continued:
+        had[one.turn] = max(had.get(one.turn, 0), one.num_tokens_so_far)
+    return sum(max(0, size - recorded.get(turn, 0)) for turn, size in had.items())
+
+
+def _eval_at(state: RunState, place: int) -> float | None:
+    return mean_eval(state.evals[place][1]) if state.evals else None
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(names).items()))
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,89 @@
+"""Plain-text tables for `gyre run show` and `gyre run inspect`.
+
+Owns: rows and columns. Must not know: terminals.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from opengyre.seams.records import TurnRecord
+from opengyre.views.run_state import ExecutionView, RunState
+
+
+def turns_of(state: RunState, execution: str) -> list[TurnRecord]:
+    """All attempts of all turns, in the order they were told."""
+    return [turn for turn in state.turns.values() if turn.execution == execution]
+
+
+def execution_fields(one: ExecutionView) -> dict[str, Any]:
+    """One execution, for JSON and for its headline."""
+    return {
+        "execution": one.execution,
+        "group": one.group,
+        "task": one.task,
+        "burst": one.burst,
+        "version": one.version,
+        "engine": one.engine,
+        "dispatched_s": one.dispatched_s,
+        "launched_s": one.launched_s,
+        "closed_s": one.closed_s,
+        "outcome": None if one.outcome is None else one.outcome.value,
+        "reward": one.reward,
+        "verdict": one.verdict_reason,
+        "launches": one.num_launches,
+    }
+
+
+def turn_cells(turn: TurnRecord) -> dict[str, Any]:
+    """One line of the table of turns."""
+    sampled = " ".join(
+        f"{span.end - span.start}@{span.engine}/v{span.policy_version}" for span in turn.spans
+    )
+    return {
+        "turn": turn.turn.partition(".")[2],
+        "attempt": turn.attempt,
+        "parent": turn.parent.partition(".")[2] or "-",
+        "role": turn.role,
+        "kept": turn.num_kept_tokens,
+        "new": turn.num_new_prompt_tokens,
+        "sampled": sampled or "-",
+        "finish": turn.finish if turn.is_committed else f"{turn.finish} (not committed)",
+        "took s": round(turn.ended_s - turn.received_s, 3),
+        "held s": round(turn.held_s, 3),
+        "fork": turn.fork_reason or "-",
+    }
+
+
+def step_cells(state: RunState) -> list[dict[str, Any]]:
+    """One line a step."""
+    return [
+        {
+            "step": step.step,
+            "version": step.version_after,
+            "groups": len(step.groups),
+            "tokens": step.num_tokens,
+            "loss": None if step.loss is None else round(step.loss, 4),
+            "grad norm": None if step.grad_norm is None else round(step.grad_norm, 4),
+            "reward": None if step.mean_reward is None else round(step.mean_reward, 3),
+            "short": "yes" if step.is_short else "",
+            "took s": round(step.closed_s - step.opened_s, 2),
+        }
+        for step in state.steps
+    ]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Aligned text: numbers to the right, the rest to the left; the first line names columns."""
+    if not rows:
+        return []
+    names = list(rows[0])
+    cells = [["-" if row[name] is None else str(row[name]) for name in names] for row in rows]
+    widths = [max(len(line[n]) for line in [names, *cells]) for n in range(len(names))]
+    is_number = [all(isinstance(row[name], int | float | None) for row in rows) for name in names]
+    return [
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, is_number, strict=True)
+        ).rstrip()
+        for line in [names, *cells]
+    ]

@@ -1,0 +1,100 @@
+"""The text a user reads when a run is over, and the numbers' spelling in it.
+
+Owns: words. Must not know: colours, files, how the numbers came about.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def final_lines(summary: Mapping[str, Any], *, folder: str = "", report: str = "") -> list[str]:
+    """The end of `gyre train`, line by line, from a summary (see `summary.summarise`)."""
+    lines = [_headline(summary), ""]
+    rows = [
+        ("eval reward", _eval_words(summary)),
+        ("reward by burst", _bursts(summary["reward_by_burst"])),
+        ("updates", _updates(summary)),
+        ("role changes", _roles(summary)),
+        ("live requests", _requests(summary)),
+        ("tokens lost", str(summary["tokens_lost"])),
+        ("harness errors", f"{summary['harness_errors_from_moves']} caused by moves"),
+        ("executions", _counts(summary["executions_by_outcome"])),
+        ("device time", _device(summary["device_seconds"])),
+        ("run folder", folder),
+        ("picture", report),
+    ]
+    lines += [f"  {name:<16} {text}" for name, text in rows if text]
+    return lines
+
+
+def seconds(value: float) -> str:
+    """`41 s`, `3 min 05 s`."""
+    if value < 100:
+        return f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def reward(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
+
+
+def number(value: int, noun: str) -> str:
+    """`1 join`, `3 joins`."""
+    return f"{value} {noun}" if value == 1 else f"{value} {noun}s"
+
+
+def _headline(summary: Mapping[str, Any]) -> str:
+    wall, seed = seconds(summary["wall_s"]), summary["seed"]
+    if summary["is_failed"]:
+        return f"Failed after {wall} (seed {seed}): {summary['reason']}"
+    return f"Done in {wall} (seed {seed}): {summary['reason'] or 'all steps are done'}"
+
+
+def _eval_words(summary: Mapping[str, Any]) -> str:
+    before, after = summary["eval_before"], summary["eval_after"]
+    if before is None:
+        return ""
+    if after is None:
+        return f"{reward(before)} before; none after"
+    return f"{reward(before)} before, {reward(after)} after ({after - before:+.3f}), held-out tasks"
+
+
+def _bursts(rewards: list[float | None]) -> str:
+    return "  ".join("-" if one is None else f"{one:.2f}" for one in rewards)
+
+
+def _updates(summary: Mapping[str, Any]) -> str:
+    text = f"{number(summary['num_steps'], 'step')}, policy version {summary['policy_version']}"
+    short, empty = summary["short_steps"], summary["empty_steps"]
+    return text + (f", {short} short" if short else "") + (f", {empty} empty" if empty else "")
+
+
+def _roles(summary: Mapping[str, Any]) -> str:
+    decided = summary["retention_decisions"]
+    joins = number(summary["mid_batch_joins"], "mid-batch join")
+    kept = f"core retained {decided['retained']}, returned {decided['returned']}"
+    return f"{summary['role_changes']}, {joins}, {kept}"
+
+
+def _requests(summary: Mapping[str, Any]) -> str:
+    reasons = summary["requests_continued_by_reason"]
+    detail = ", ".join(
+        f"{count} by {reason.replace('_', ' ')}" for reason, count in reasons.items()
+    )
+    across = number(summary["publications_across_live_requests"], "publication")
+    total = summary["requests_continued"]
+    return f"{total} continued{f' ({detail})' if detail else ''}, {across} across live requests"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+
+
+def _device(device_seconds: Mapping[str, float]) -> str:
+    total = sum(device_seconds.values())
+    if total <= 0:
+        return ""
+    shares = sorted(device_seconds.items(), key=lambda item: -item[1])
+    parts = [f"{name.replace('_', ' ')} {value / total:.0%}" for name, value in shares if value > 0]
+    return f"{total:.0f} device-seconds: " + ", ".join(parts)
