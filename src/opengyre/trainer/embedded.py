@@ -53,9 +53,9 @@ class _EngineSide:
 
 
 class EmbeddedCell:
-    """`module` is a transformers causal LM on CPU in float32 or float64; the engine may hold it
-    too, its names are those of `named_parameters()` (tied weights once). The two planes carry
-    weights and gradient sums; this object owns neither."""
+    """`module` is a transformers causal LM in float32 or float64 on one device; the engine may
+    hold it too, its names are those of `named_parameters()` (tied weights once). The two planes
+    carry weights and gradient sums; this object owns neither."""
 
     def __init__(
         self,
@@ -106,8 +106,7 @@ class EmbeddedCell:
         for name, parameter in self._parameters.items():
             parameter.grad = None
             parameter.requires_grad_(before.is_trainable_by_name[name])
-        gc.collect()
-        _trim_memory()
+        _free_memory()
 
     def open_step(self, step: int, version: int, snapshot: Descriptor | None) -> int:
         verified = version if snapshot is None else self.load(snapshot)
@@ -143,17 +142,17 @@ class EmbeddedCell:
 
     def expose_gradients(self, step: int) -> tuple[Descriptor, StepCounts]:
         self._ledger.check_open(step)
-        sums = {SUMS: self._held_sums().flat.numpy()}
+        sums = {SUMS: self._held_sums().flat.cpu().numpy()}
         return self._gradients_plane.expose(sums, step), self._ledger.counts
 
     def reduce(self, members: Sequence[tuple[Descriptor, StepCounts]]) -> StepCounts:
         """Raises BoundaryError if a member's sums cannot be pulled; own sums are untouched."""
         total = self._ledger.total_with(members)
         reduced = self._held_sums().flat.clone()
-        pulled = torch.empty_like(reduced)
+        pulled = torch.empty_like(reduced, device="cpu")
         for descriptor, _ in members:
             self._gradients_plane.pull(descriptor, {SUMS: pulled.numpy()})
-            reduced += pulled
+            reduced += pulled.to(reduced.device)
         self._reduced = reduced
         self._ledger.reduced = total
         return total
@@ -173,9 +172,10 @@ class EmbeddedCell:
 
     def load(self, snapshot: Descriptor) -> int:
         """Stage, verify, then write in place: a failed pull leaves the weights as they were."""
-        staged = {name: np.empty_like(array) for name, array in self._arrays().items()}
-        verified = self._weights_plane.pull(snapshot, staged)
-        self._write({name: torch.from_numpy(array) for name, array in staged.items()})
+        staged = {n: torch.empty_like(p, device="cpu") for n, p in self._parameters.items()}
+        into = {name: tensor.detach().numpy() for name, tensor in staged.items()}
+        verified = self._weights_plane.pull(snapshot, into)
+        self._write(staged)
         return verified
 
     def save(self, folder: str) -> None:
@@ -205,13 +205,14 @@ class EmbeddedCell:
     def _backward(self, micro_step: MicroStep) -> tuple[float, int]:
         """Adds this micro-step's gradient to `.grad`; returns its loss sum and tokens cut."""
         dtype = self._held_sums().flat.dtype
-        targets = torch.tensor(micro_step.mask).nonzero()[:, 0]
+        device = self._held_sums().flat.device
+        targets = torch.tensor(micro_step.mask).nonzero()[:, 0].to(device)
         segments = [one for one in micro_step.segments if one.start < one.end]
         trained = _trained_tokens(micro_step, targets, dtype)
         logp_new = trained_logprobs(
             self._module,
-            token_ids=torch.tensor(micro_step.token_ids),
-            position_ids=torch.tensor(micro_step.position_ids),
+            token_ids=torch.tensor(micro_step.token_ids, device=device),
+            position_ids=torch.tensor(micro_step.position_ids, device=device),
             segment_bounds=[(one.start, one.end) for one in segments],
             targets=targets,
             temperature=self._settings.temperature,
@@ -247,8 +248,8 @@ class EmbeddedCell:
         return self._sums
 
     def _arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Views of the weights."""
-        return {name: p.detach().numpy() for name, p in self._parameters.items()}
+        """The weights in host memory (views, where they are there already)."""
+        return {name: p.detach().cpu().numpy() for name, p in self._parameters.items()}
 
     def _write(self, tensors: dict[str, Tensor]) -> None:
         with torch.no_grad():
@@ -263,15 +264,18 @@ def _trained_tokens(micro_step: MicroStep, targets: Tensor, dtype: torch.dtype) 
     for one, num_trained in zip(segments, nums, strict=True):
         if num_trained != one.num_path_tokens or micro_step.mask[one.start]:
             raise InvariantError(f"mask of {one.execution} in {micro_step.number} is wrong")
+    device = targets.device
     path_of_token = torch.repeat_interleave(torch.arange(len(segments)), torch.tensor(nums))
+
+    def numbers(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
     return Trained(
-        logp_rollout=torch.tensor(micro_step.logprobs, dtype=dtype)[targets],
-        path_of_token=path_of_token,
-        advantages=torch.tensor([one.advantage for one in segments], dtype=dtype),
-        num_path_tokens=torch.tensor(nums, dtype=dtype),
-        num_execution_tokens=torch.tensor(
-            [one.num_execution_tokens for one in segments], dtype=dtype
-        ),
+        logp_rollout=numbers(micro_step.logprobs)[targets],
+        path_of_token=path_of_token.to(device),
+        advantages=numbers([one.advantage for one in segments]),
+        num_path_tokens=numbers(nums),
+        num_execution_tokens=numbers([one.num_execution_tokens for one in segments]),
     )
 
 
@@ -283,10 +287,9 @@ def _not_applied(reason: str, learning_rate: float) -> UpdateNorms:
 
 def _check_trainable(parameters: dict[str, nn.Parameter]) -> None:
     for name, parameter in parameters.items():
-        if parameter.dtype not in (torch.float32, torch.float64) or parameter.device.type != "cpu":
+        if parameter.dtype not in (torch.float32, torch.float64):
             raise ConfigError(
-                f"weight {name} is {parameter.dtype} on {parameter.device}; the embedded trainer "
-                "needs float32 or float64 on cpu"
+                f"weight {name} is {parameter.dtype}; the embedded trainer needs float32 or float64"
             )
         if parameter.is_inference():
             raise InvariantError(f"weight {name} was made in inference mode and cannot be trained")
@@ -306,8 +309,11 @@ def _check_checkpoint(
         raise BoundaryError("checkpoint", f"weight {odd[0]} does not fit", retryable=False)
 
 
-def _trim_memory() -> None:
-    """Give freed pages back to the system where the C library can."""
+def _free_memory() -> None:
+    """Give what was freed back to the device and, where the C library can, to the system."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -17,7 +17,7 @@ class FlatSums:
         first = next(iter(parameters.values()))
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         num_weights = sum(parameter.numel() for parameter in parameters.values())
-        self.flat = torch.zeros(num_weights, dtype=dtype)
+        self.flat = torch.zeros(num_weights, dtype=dtype, device=first.device)
         self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self.views = self.split(self.flat)
 

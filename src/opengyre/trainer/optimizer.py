@@ -78,5 +78,5 @@ class CoreOptimizer:
                 raise BoundaryError(
                     "checkpoint", f"optimizer state has no {missing[0]}/{name}", retryable=False
                 )
-            moments = {m: tensors[f"{m}/{name}"].clone() for m in _MOMENTS}
+            moments = {m: tensors[f"{m}/{name}"].to(parameter.device, copy=True) for m in _MOMENTS}
             self._adamw.state[parameter] = {"step": torch.tensor(float(num_updates)), **moments}
