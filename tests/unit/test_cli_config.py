@@ -17,7 +17,7 @@ gyre = CliRunner()
 
 def test_help_and_version_name_the_program() -> None:
     words = gyre.invoke(app, ["--help"]).stdout
-    assert all(command in words for command in ("train", "config"))
+    assert all(command in words for command in ("train", "run", "config"))
     assert gyre.invoke(app, ["--version"]).stdout.startswith("gyre 0.")
 
 
