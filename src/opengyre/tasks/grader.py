@@ -16,6 +16,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from opengyre.seams.errors import BoundaryError
 from opengyre.seams.harness import LaunchResult, LaunchSpec, Limits, RunConfined
 from opengyre.seams.tasks import Task, Verdict
 from opengyre.tasks.workspaces import (
@@ -55,7 +56,7 @@ class ScriptGrader:
             view = scratch / f"attempt-{attempt}"
             try:
                 return await self._attempt(task, workspace, view)
-            except (GradingError, WorkspaceError, OSError) as error:
+            except (GradingError, WorkspaceError, BoundaryError, OSError) as error:
                 reason = f"{error} (attempt {attempt} of {self.num_attempts})"
             finally:
                 await asyncio.to_thread(_clean, view)
@@ -128,11 +129,13 @@ def _read_plain(name: str, folder: int) -> str | None:
         return None
     except OSError as error:
         raise GradingError(f"{name} cannot be read: {error.strerror}") from error
-    with os.fdopen(handle, "rb") as file:
+    try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             raise GradingError(f"{name} is not a plain file")
-        body = file.read(MAX_REWARD_BYTES + 1)
+        body = os.read(handle, MAX_REWARD_BYTES + 1)
+    finally:
+        os.close(handle)
     if len(body) > MAX_REWARD_BYTES:
         raise GradingError(f"{name} is larger than {MAX_REWARD_BYTES} bytes")
     return body.decode(errors="replace")
