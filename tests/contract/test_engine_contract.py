@@ -20,9 +20,9 @@ from engine_under_test import (
     request,
 )
 
-from opengyre.engines.scripted import collect
 from opengyre.seams.engine import Chunk, Finish
 from opengyre.seams.errors import BoundaryError
+from opengyre.transport.chunk_stream import collect
 
 Run = Callable[[Callable[[Bench], Awaitable[None]]], None]
 

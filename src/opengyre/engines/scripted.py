@@ -15,7 +15,7 @@ import numpy as np
 
 from opengyre.engines.checksum import combined, crc32_of
 from opengyre.engines.desk import Desk, Live, Sampled
-from opengyre.seams.engine import Chunk, EngineCaps, EngineStats, Finish, GenerateRequest
+from opengyre.seams.engine import EngineCaps, EngineStats, Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError
 from opengyre.transport.chunk_stream import ChunkReader
 
@@ -241,14 +241,3 @@ def _end_of_last(marker: list[int], ids: list[int]) -> int:
         if ids[start : start + len(marker)] == marker:
             return start + len(marker)
     raise ValueError("the prompt has no generation prompt")
-
-
-async def collect(chunks: ChunkReader) -> Chunk:
-    """All of a stream in one chunk: ids, logprobs and the terminal chunk's finish and reason."""
-    ids: list[int] = []
-    logprobs: list[float] = []
-    last = Chunk()
-    async for last in chunks:
-        ids += last.ids
-        logprobs += last.logprobs
-    return msgspec.structs.replace(last, ids=ids, logprobs=logprobs)

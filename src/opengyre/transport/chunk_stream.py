@@ -9,7 +9,9 @@ tells so once through `on_abandon`.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
 
 from opengyre.seams.engine import Chunk, Finish
 
@@ -108,3 +110,14 @@ class ChunkReader:
             self._is_over = True
             if not self._stream.is_ended:
                 self._on_abandon()
+
+
+async def collect(chunks: AsyncIterator[Chunk]) -> Chunk:
+    """All of a stream in one chunk: ids, logprobs and the terminal chunk's finish and reason."""
+    ids: list[int] = []
+    logprobs: list[float] = []
+    last = Chunk()
+    async for last in chunks:
+        ids += last.ids
+        logprobs += last.logprobs
+    return msgspec.structs.replace(last, ids=ids, logprobs=logprobs)

@@ -1,0 +1,295 @@
+"""What only the embedded engine has: prefix reuse, prefill in chunks, a shared module, refusal."""
+
+import asyncio
+import gc
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_under_test import all_chunks, prompt_of, request, tiny_model
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
+
+from opengyre.engines.compute import ComputeThread
+from opengyre.engines.torch_engine.engine import TorchEngine, TorchEngineConfig
+from opengyre.engines.torch_engine.model import load_model, refuse_unsupported
+from opengyre.seams.engine import Finish, GenerateRequest
+from opengyre.seams.errors import BoundaryError, ConfigError
+from opengyre.transport.chunk_stream import collect
+
+Scene = Callable[[TorchEngine, Any], Awaitable[None]]
+
+
+def play(scene: Scene, *, model: Any = None, **settings: Any) -> None:
+    model = tiny_model("qwen3", is_tied=True, seed=0) if model is None else model
+    chosen = {"max_running": 8, "context_tokens": 128, "step_tokens": 64} | settings
+
+    async def main() -> None:
+        compute = ComputeThread(on_start=lambda: torch.set_num_threads(1))
+        engine = TorchEngine(model, TorchEngineConfig(**chosen), compute)
+        try:
+            async with asyncio.timeout(60):
+                await scene(engine, model)
+        finally:
+            await engine.pause()
+            compute.close()
+
+    asyncio.run(main())
+
+
+def reference(model: Any, asked: GenerateRequest, ids: list[int]) -> list[float]:
+    with torch.inference_mode():
+        logits = model(torch.tensor([asked.prompt_ids + ids])).logits[0]
+    rows = logits[len(asked.prompt_ids) - 1 : -1].log_softmax(-1)
+    values: list[float] = rows.gather(-1, torch.tensor(ids)[:, None])[:, 0].tolist()
+    return values
+
+
+@pytest.mark.parametrize("num_kv_slots", [8, 24])
+def test_turns_and_groups_reuse_prefixes_and_keep_their_logprobs(num_kv_slots: int) -> None:
+    """A group of eight shares a prompt; each execution then goes on from its own first turn."""
+
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        shared = prompt_of(30)
+        await collect(engine.submit(request(999, shared, 1)))
+        turns = [request(number, shared, 9, seed=number) for number in range(8)]
+        made = await asyncio.gather(*(collect(engine.submit(one)) for one in turns))
+        assert engine.stats().num_reused_tokens >= 8 * 29
+        nexts = [
+            request(100 + n, shared + one.ids + prompt_of(5, seed=n), 7, seed=n)
+            for n, one in enumerate(made)
+        ]
+        before = engine.stats().num_reused_tokens
+        more = await asyncio.gather(*(collect(engine.submit(one)) for one in reversed(nexts)))
+        assert engine.stats().num_reused_tokens - before >= 8 * 38
+        for asked, one in zip(turns + nexts[::-1], made + more, strict=True):
+            assert one.logprobs == pytest.approx(reference(model, asked, one.ids), abs=1e-4)
+
+    play(scene, num_kv_slots=num_kv_slots)
+
+
+def test_prompts_longer_than_a_step_are_computed_in_chunks_beside_decodes() -> None:
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        lengths = (3, 100, 17, 64, 40, 33, 90, 1)
+        asked = [request(n, prompt_of(length), 12, seed=n) for n, length in enumerate(lengths)]
+        made = await asyncio.gather(*(collect(engine.submit(one)) for one in asked))
+        for one, chunk in zip(asked, made, strict=True):
+            assert chunk.logprobs == pytest.approx(reference(model, one, chunk.ids), abs=1e-4)
+        assert engine.stats().num_prefill_tokens >= sum(lengths) - len(lengths)
+
+    play(scene, step_tokens=16)
+
+
+def test_requests_far_apart_in_the_pool_decode_the_same() -> None:
+    """Two left of many: their slots are gathered, or spanned with masked rows between them."""
+
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        for kept in ((0, 15), (0, 3), (3, 4, 9)):
+            asked = [
+                request(n, prompt_of(6 + n, seed=n), 40 if n in kept else 2, seed=n)
+                for n in range(16)
+            ]
+            made = await asyncio.gather(*(collect(engine.submit(one)) for one in asked))
+            for n in kept:
+                expected = reference(model, asked[n], made[n].ids)
+                assert made[n].logprobs == pytest.approx(expected, abs=1e-4)
+
+    play(scene, max_running=16)
+
+
+def test_the_module_keeps_its_own_attention_and_can_train_between_steps() -> None:
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        before = model.config._attn_implementation
+        stream = engine.submit(request(1, prompt_of(6), 50))
+        await anext(stream)
+        await engine.freeze("r1")
+        assert model.config._attn_implementation == before
+        loss = model(torch.tensor([prompt_of(9)])).logits.square().mean()
+        loss.backward()
+        assert all(weight.grad is not None for weight in model.parameters())
+        assert all(not weight.is_inference() for weight in model.parameters())
+
+    play(scene)
+
+
+def test_an_update_writes_in_place_and_keeps_tied_weights_tied() -> None:
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        places = {name: one.data_ptr() for name, one in model.named_parameters()}
+        fresh = tiny_model("qwen3", is_tied=True, seed=5)
+        await engine.pause()
+        await engine.begin_update(1)
+        for name, tensor in fresh.state_dict().items():
+            await engine.push(name, tensor.numpy())
+        await engine.commit(1)
+        assert {name: one.data_ptr() for name, one in model.named_parameters()} == places
+        assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+        assert torch.equal(model.lm_head.weight, fresh.lm_head.weight)
+
+    play(scene)
+
+
+def test_two_names_of_a_tied_weight_with_different_numbers_are_refused() -> None:
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        weights = tiny_model("qwen3", is_tied=False, seed=5).state_dict()
+        await engine.pause()
+        await engine.begin_update(1)
+        await engine.push("model.embed_tokens.weight", weights["model.embed_tokens.weight"])
+        with pytest.raises(BoundaryError, match=r"lm_head.weight is tied"):
+            await engine.push("lm_head.weight", weights["lm_head.weight"])
+        with pytest.raises(BoundaryError):
+            await engine.resume()
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        ("model.norm.bias", torch.zeros(32), "no weight"),
+        ("model.norm.weight", torch.zeros(31), "shape"),
+        ("model.norm.weight", torch.full((32,), torch.inf), "not finite"),
+    ],
+)
+def test_a_push_that_cannot_be_is_refused_by_name(
+    name: str, tensor: torch.Tensor, words: str
+) -> None:
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        before = model.model.norm.weight.clone()
+        await engine.pause()
+        await engine.begin_update(1)
+        with pytest.raises(BoundaryError, match=words) as caught:
+            await engine.push(name, tensor)
+        assert name in str(caught.value)
+        assert torch.equal(model.model.norm.weight, before)
+
+    play(scene)
+
+
+def test_logits_that_are_not_finite_end_the_request_and_spoil_no_other() -> None:
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        asked = request(1, prompt_of(8), 6, seed=1)
+        whole = await collect(engine.submit(asked))
+        with torch.no_grad():
+            sound = model.model.embed_tokens.weight[3].clone()
+            model.model.embed_tokens.weight[3] = torch.nan
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+        with torch.no_grad():
+            model.lm_head.weight[3] = sound
+        made = await collect(engine.submit(request(2, [3, 3, 3, 3, 3, 3], 6)))
+        assert made.finish is Finish.ERROR
+        assert "not finite" in made.reason
+        with torch.no_grad():
+            model.model.embed_tokens.weight[3] = sound
+        again = await asyncio.gather(
+            *(collect(engine.submit(request(10 + n, prompt_of(8), 6, seed=1))) for n in range(8))
+        )
+        assert all(one.ids == whole.ids for one in again)
+
+    play(scene)
+
+
+def test_a_step_that_fails_ends_every_request_and_needs_a_full_load(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        streams = [engine.submit(request(n, prompt_of(5), 100)) for n in range(2)]
+        await anext(streams[0])
+        norm, model.model.norm = model.model.norm, torch.nn.LayerNorm(5)
+        made = [await all_chunks(one) for one in streams]
+        assert [one[-1].finish for one in made] == [Finish.ERROR, Finish.ERROR]
+        model.model.norm = norm
+        refused = await collect(engine.submit(request(7, prompt_of(5), 2)))
+        assert "unroutable" in refused.reason
+        await engine.begin_update(3)
+        for name, tensor in list(model.named_parameters()):
+            await engine.push(name, tensor)
+        await engine.commit(3)
+        await engine.resume()
+        sound = await collect(engine.submit(request(8, prompt_of(5), 2)))
+        assert (sound.finish, sound.policy_version) == (Finish.LENGTH, 3)
+
+    play(scene)
+    assert "needs a full load" in caplog.text
+
+
+def test_release_gives_kv_memory_back_to_the_system() -> None:
+    """Pages of the pool are touched as slots fill, and gone after release."""
+
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        asked = [request(n, prompt_of(120, seed=n), 4) for n in range(64)]
+        await asyncio.gather(*(collect(engine.submit(one)) for one in asked))
+        gc.collect()
+        num_bytes, before = engine.stats().kv_used_bytes, _resident_bytes()
+        await engine.release()
+        assert num_bytes > 30 * 2**20
+        assert before - _resident_bytes() > 0.7 * num_bytes
+
+    wide = Qwen3Config(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=128,
+    )
+    model = type(tiny_model("qwen3", is_tied=True, seed=0))(wide).eval()
+    play(scene, model=model, max_running=64)
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_a_saved_model_folder_loads_and_generates(tmp_path: Path) -> None:
+    tiny_model("llama", is_tied=True, seed=2).save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, dtype=torch.float64)
+    assert loaded.model.embed_tokens.weight.dtype == torch.float64
+
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        asked = request(1, prompt_of(11), 8)
+        made = await collect(engine.submit(asked))
+        assert made.logprobs == pytest.approx(reference(model, asked, made.ids), abs=1e-6)
+
+    play(scene, model=loaded)
+
+
+def test_an_architecture_that_cannot_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11)).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(ConfigError, match="architecture 'gpt2'") as caught:
+        load_model(tmp_path)
+    assert "qwen3" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    windowed = Qwen3Config(use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    with pytest.raises(ConfigError, match="sliding-window"):
+        refuse_unsupported(windowed)
+
+
+def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json") as caught:
+        load_model(tmp_path / "nothing")
+    assert "nothing" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_running": 4, "num_kv_slots": 3}, "num_kv_slots 3"),
+        ({"max_running": 4, "step_tokens": 3}, "step_tokens 3"),
+        ({"context_tokens": 4096}, "128"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, int], words: str) -> None:
+    compute = ComputeThread()
+    with pytest.raises(ConfigError, match=words):
+        TorchEngine(
+            tiny_model("qwen3", is_tied=True, seed=0), TorchEngineConfig(**settings), compute
+        )
+    compute.close()

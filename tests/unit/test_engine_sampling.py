@@ -1,0 +1,89 @@
+"""Sampling: keyed by seed and position, filtered by top-k and top-p, and honest logprobs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from opengyre.engines.torch_engine.sampling import SamplingRows, sample, uniforms
+
+
+def rows(num_rows: int, **settings: Any) -> SamplingRows:
+    full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seeds": 1, "positions": 0} | settings
+    return SamplingRows(
+        temperature=np.broadcast_to(np.asarray(full["temperature"], np.float64), num_rows).copy(),
+        top_k=np.broadcast_to(np.asarray(full["top_k"], np.int64), num_rows).copy(),
+        top_p=np.broadcast_to(np.asarray(full["top_p"], np.float64), num_rows).copy(),
+        seeds=np.broadcast_to(np.asarray(full["seeds"], np.uint64), num_rows).copy(),
+        positions=np.broadcast_to(np.asarray(full["positions"], np.uint64), num_rows).copy(),
+    )
+
+
+def logits_of(probs: list[float], num_rows: int) -> torch.Tensor:
+    return torch.tensor(probs).log().repeat(num_rows, 1)
+
+
+def test_uniforms_are_spread_and_differ_by_seed_and_by_position() -> None:
+    places = np.arange(20_000, dtype=np.uint64)
+    by_position = uniforms(np.full(20_000, 7, np.uint64), places)
+    by_seed = uniforms(places, np.full(20_000, 7, np.uint64))
+    for drawn in (by_position, by_seed):
+        assert 0 <= drawn.min() < 1e-3
+        assert 1 - 1e-3 < drawn.max() < 1
+        counts, _ = np.histogram(drawn, 20, (0, 1))
+        assert abs(counts - 1000).max() < 150
+        assert abs(np.corrcoef(drawn[1:], drawn[:-1])[0, 1]) < 0.03
+
+
+def test_frequencies_follow_the_probabilities_at_a_temperature() -> None:
+    num_rows = 20_000
+    probs = np.array([0.5, 0.3, 0.2, 0.0])
+    asked = rows(num_rows, temperature=0.5, positions=np.arange(num_rows))
+    ids, logprobs = sample(logits_of(probs.tolist(), num_rows), asked)
+    sharpened = probs**2 / (probs**2).sum()
+    assert np.bincount(ids, minlength=4) / num_rows == pytest.approx(sharpened, abs=0.015)
+    assert logprobs == pytest.approx(np.log(sharpened[ids]), abs=1e-5)
+
+
+def test_a_row_draws_the_same_whatever_is_beside_it() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(6, 50) * 3
+    mixed: dict[str, Any] = {
+        "temperature": [1.0, 0.0, 0.7, 1.3, 1.0, 0.5],
+        "top_k": [0, 0, 5, 0, 3, 0],
+        "top_p": [1.0, 1.0, 1.0, 0.6, 0.9, 1.0],
+        "seeds": [1, 2, 3, 4, 5, 2**64 - 1],
+        "positions": [10, 11, 12, 13, 14, 15],
+    }
+    ids, logprobs = sample(logits.clone(), rows(6, **mixed))
+    for row in range(6):
+        alone = rows(1, **{name: values[row] for name, values in mixed.items()})
+        one, logprob = sample(logits[row : row + 1].clone(), alone)
+        assert one[0] == ids[row]
+        assert logprob[0] == pytest.approx(logprobs[row], abs=1e-5)
+
+
+def test_top_k_and_top_p_keep_the_likeliest_and_renormalise() -> None:
+    probs = [0.1, 0.4, 0.2, 0.3]
+    positions = np.arange(500)
+    by_k, logprobs = sample(logits_of(probs, 500), rows(500, top_k=2, positions=positions))
+    assert set(by_k.tolist()) == {1, 3}
+    assert logprobs == pytest.approx(np.log(np.where(by_k == 1, 4 / 7, 3 / 7)), abs=1e-5)
+    by_p, _ = sample(logits_of(probs, 500), rows(500, top_p=0.71, positions=positions))
+    assert set(by_p.tolist()) == {1, 2, 3}
+    alone, _ = sample(logits_of(probs, 500), rows(500, top_p=0.01, positions=positions))
+    assert set(alone.tolist()) == {1}
+
+
+def test_greedy_rows_take_the_likeliest_with_the_logprob_at_temperature_one() -> None:
+    ids, logprobs = sample(logits_of([0.2, 0.7, 0.1], 3), rows(3, temperature=0.0, top_k=1))
+    assert ids.tolist() == [1, 1, 1]
+    assert logprobs == pytest.approx(np.log([0.7] * 3), abs=1e-6)
+
+
+def test_logits_that_are_not_finite_show_in_the_logprob_of_their_row_alone() -> None:
+    logits = torch.zeros(3, 5)
+    logits[1, 2] = torch.nan
+    _, logprobs = sample(logits, rows(3, temperature=[1.0, 1.0, 0.0]))
+    assert np.isfinite(logprobs).tolist() == [True, False, True]
