@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from opengyre.seams.cells import StepCounts, UpdateNorms
+from opengyre.seams.cells import CellBackend, StepCounts, UpdateNorms
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Descriptor
 from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
+from opengyre.trainer.emulated import EmulatedCell, EmulatedSettings
 from opengyre.trainer.objective import GspoSettings
 from opengyre.trainer.optimizer import AdamWSettings
 from opengyre.trainer.stream import StepStream, StreamSettings
@@ -203,16 +204,16 @@ class _Run:
         self._story = story
         self._planes: list[SharedMemoryPlane] = []
         self.core = self.make_cell("core")
-        self.satellites: dict[int, EmbeddedCell] = {}
+        self.satellites: dict[int, CellBackend] = {}
         self.num_returned = 0
         self._waiting: list[str] = []
 
-    def make_cell(self, name: str) -> EmbeddedCell:
-        name = f"{name}-{len(self._planes)}"
+    def make_cell(self, name: str) -> CellBackend:
         weights, gradients = self.make_plane(f"{name}.w"), self.make_plane(f"{name}.g")
         return EmbeddedCell(_model(), weights=weights, gradients=gradients, settings=SETTINGS)
 
     def make_plane(self, slot: str) -> SharedMemoryPlane:
+        slot = f"{slot}.{len(self._planes)}"
         self._planes.append(SharedMemoryPlane(self._folder, slot=slot))
         return self._planes[-1]
 
@@ -288,6 +289,12 @@ class _Run:
         return self.core.update(stream.version + 1)
 
 
+class _EmulatedRun(_Run):
+    def make_cell(self, name: str) -> CellBackend:
+        weights, gradients = self.make_plane(f"{name}.w"), self.make_plane(f"{name}.g")
+        return EmulatedCell(weights=weights, gradients=gradients, settings=EmulatedSettings())
+
+
 @pytest.fixture
 def make_run(tmp_path: Path, groups: dict[str, tuple[Row, ...]]) -> Iterator[MakeRun]:
     made: list[_Run] = []
@@ -321,6 +328,43 @@ def test_two_updates_equal_the_reference_whoever_ran_what(
         assert norms.grad_norm > OPTIMIZER.max_grad_norm
         assert _worst_relative(run.core.parameters(), reference[step]) < 1e-9
     assert (run.num_returned > 0) is story.has_death
+
+
+def test_integer_sums_of_the_emulated_cell_are_equal_bit_for_bit(
+    tmp_path: Path, groups: dict[str, tuple[Row, ...]]
+) -> None:
+    weights = set()
+    for story in STORIES.values():
+        run = _EmulatedRun(tmp_path, groups, story)
+        for step in range(NUM_STEPS):
+            assert run.step(step).is_applied
+        weights.add(run.core.parameters()["weights"].tobytes())
+        run.close()
+    assert len(weights) == 1
+
+
+def test_tokens_of_better_executions_become_likelier_and_of_worse_ones_less(
+    make_run: MakeRun, groups: dict[str, tuple[Row, ...]]
+) -> None:
+    run = make_run(STORIES["one cell"])
+    run.step(0)
+    after = _model()
+    after.load_state_dict(
+        {name: torch.from_numpy(array) for name, array in run.core.parameters().items()},
+        strict=False,
+    )
+    moved = [_gain(_model(), after, row) * row.advantage for row in groups["g0"]]
+    assert sum(moved) > 0
+
+
+def _gain(before: Qwen3ForCausalLM, after: Qwen3ForCausalLM, row: Row) -> float:
+    """Change of the trained tokens' mean logprob."""
+    mask = torch.tensor(row.path.mask[1:], dtype=torch.bool)
+    with torch.no_grad():
+        gains = _logprobs_alone(after, row.path.token_ids) - _logprobs_alone(
+            before, row.path.token_ids
+        )
+    return float(gains[mask].mean())
 
 
 def test_a_satellite_that_dies_in_the_reduce_costs_only_its_part(

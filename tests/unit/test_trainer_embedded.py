@@ -105,3 +105,12 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_written(
     with pytest.raises(BoundaryError, match=named):
         other.restore(str(tmp_path))
     assert all((array == before[name]).all() for name, array in other.parameters().items())
+
+
+def test_a_greedy_temperature_is_refused(tmp_path: Path) -> None:
+    settings = EmbeddedSettings(
+        objective=GspoSettings(), optimizer=AdamWSettings(learning_rate=1e-3), temperature=0.0
+    )
+    plane = SharedMemoryPlane(tmp_path, slot="w")
+    with pytest.raises(ConfigError, match=r"temperature 0\.0"):
+        EmbeddedCell(_model(), weights=plane, gradients=plane, settings=settings)

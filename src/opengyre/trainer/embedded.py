@@ -76,7 +76,7 @@ class EmbeddedCell:
         self._reduced: Tensor | None = None
         self._optimizer: CoreOptimizer | None = None
         self._engine_side: _EngineSide | None = None
-        _check_trainable(self._parameters)
+        _check_trainable(self._parameters, settings.temperature)
 
     def enter_training(self) -> None:
         """Take the module and the gradient buffer. Idempotent."""
@@ -285,7 +285,9 @@ def _not_applied(reason: str, learning_rate: float) -> UpdateNorms:
     )
 
 
-def _check_trainable(parameters: dict[str, nn.Parameter]) -> None:
+def _check_trainable(parameters: dict[str, nn.Parameter], temperature: float) -> None:
+    if not temperature > 0:
+        raise ConfigError(f"temperature {temperature} cannot be trained on; it must be above 0")
     for name, parameter in parameters.items():
         if parameter.dtype not in (torch.float32, torch.float64):
             raise ConfigError(

@@ -136,10 +136,21 @@ class _Line:
         self.versions.extend(turn.versions)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A turn's prompt + completion: the first `num_tokens` of `token_ids`, which only grows."""
+
+    token_ids: list[int]
+    num_tokens: int
+
+
+_NO_PLACE = _Place(token_ids=[], num_tokens=0)
+
+
 class _Builder:
     def __init__(self, turns: Sequence[TurnTokens]) -> None:
         self._kept_attempts = _kept_attempts(turns)
-        self._ids_by_turn: dict[str, list[int]] = {}
+        self._place_by_turn: dict[str, _Place] = {}
         self._open_line_by_turn: dict[str, _Line] = {}
         self._lines: list[_Line] = []
         self._sampled = 0
@@ -149,20 +160,19 @@ class _Builder:
 
     def add(self, turn: TurnTokens) -> None:
         _check(turn)
-        prompt = self._prompt_of(turn)
+        parent = self._parent_of(turn)
         self._sampled += len(turn.completion_ids)
         if self._kept_attempts[turn.turn] != turn.attempt:
             reason = Reason.SUPERSEDED_ATTEMPT if turn.is_committed else Reason.NOT_COMMITTED
             self._dropped[reason] += len(turn.completion_ids)
-            return
-        self._ids_by_turn[turn.turn] = prompt + list(turn.completion_ids)
-        if not turn.is_committed:
+        elif turn.is_committed:
+            line = self._line_for(turn, parent)
+            line.extend_sampled(turn, self._mask_of(turn, has_context=bool(line.token_ids)))
+            self._open_line_by_turn[turn.turn] = line
+            self._place(turn, line.token_ids)
+        else:
             self._dropped[Reason.NOT_COMMITTED] += len(turn.completion_ids)
-            return
-        trained = self._mask_of(turn, has_context=bool(prompt))
-        line = self._line_for(turn, prompt)
-        line.extend_sampled(turn, trained)
-        self._open_line_by_turn[turn.turn] = line
+            self._place(turn, [*_prompt(turn, parent), *turn.completion_ids])
 
     def paths(self) -> list[Path]:
         return [
@@ -185,25 +195,27 @@ class _Builder:
             dropped=dict(self._dropped),
         )
 
-    def _prompt_of(self, turn: TurnTokens) -> list[int]:
-        if not turn.parent:
-            return list(turn.new_prompt_ids)
-        parent = self._ids_by_turn.get(turn.parent)
-        if parent is None or turn.num_kept_tokens > len(parent):
-            raise BrokenRecordError(f"{turn.turn} keeps tokens of {turn.parent} that are not there")
-        return parent[: turn.num_kept_tokens] + list(turn.new_prompt_ids)
+    def _place(self, turn: TurnTokens, token_ids: list[int]) -> None:
+        self._place_by_turn[turn.turn] = _Place(token_ids=token_ids, num_tokens=len(token_ids))
 
-    def _line_for(self, turn: TurnTokens, prompt: list[int]) -> _Line:
+    def _parent_of(self, turn: TurnTokens) -> _Place:
+        if not turn.parent:
+            return _NO_PLACE
+        parent = self._place_by_turn.get(turn.parent)
+        if parent is None or turn.num_kept_tokens > parent.num_tokens:
+            raise BrokenRecordError(f"{turn.turn} keeps tokens of {turn.parent} that are not there")
+        return parent
+
+    def _line_for(self, turn: TurnTokens, parent: _Place) -> _Line:
         """The parent's line if this turn extends all of it and is the first to do so."""
-        parent_ids = self._ids_by_turn.get(turn.parent, [])
         line = self._open_line_by_turn.get(turn.parent)
-        extends = not turn.fork_reason and turn.num_kept_tokens == len(parent_ids)
+        extends = not turn.fork_reason and turn.num_kept_tokens == parent.num_tokens
         if line is not None and extends:
             del self._open_line_by_turn[turn.parent]
             line.extend(turn.new_prompt_ids)
             return line
         line = _Line()
-        line.extend(prompt)
+        line.extend(_prompt(turn, parent))
         self._lines.append(line)
         return line
 
@@ -218,6 +230,11 @@ class _Builder:
             self._masked[Reason.NO_CONTEXT] += 1
         self._trained += sum(mask)
         return mask
+
+
+def _prompt(turn: TurnTokens, parent: _Place) -> list[int]:
+    num_kept = turn.num_kept_tokens if turn.parent else 0
+    return [*parent.token_ids[:num_kept], *turn.new_prompt_ids]
 
 
 def _kept_attempts(turns: Sequence[TurnTokens]) -> dict[str, int]:

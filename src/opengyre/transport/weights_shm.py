@@ -8,6 +8,7 @@ so a reader that still maps it notices; `close` leaves no file.
 
 import mmap
 import os
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,12 +42,12 @@ class SharedMemoryPlane:
 
         Raises BoundaryError if the folder has no room.
         """
-        if not self._kept:
-            self._withdraw_stale()
         path = self._folder / f"{self._slot}.{os.getpid()}.{self._num_exposed}.weights"
         self._num_exposed += 1
         part = path.with_suffix(".part")
         try:
+            if not self._kept:
+                self._withdraw_stale()
             specs = _write(part, tensors, version)
             part.replace(path)
         except OSError as error:
@@ -76,8 +77,10 @@ class SharedMemoryPlane:
 
     def _withdraw_stale(self) -> None:
         """Files of an earlier process of this slot that was killed."""
-        for path in sorted(self._folder.glob(f"{self._slot}.*")):
-            _withdraw(path)
+        ours = re.compile(rf"{re.escape(self._slot)}\.\d+\.\d+\.(weights|part)")
+        for path in sorted(self._folder.iterdir()):
+            if ours.fullmatch(path.name):
+                _withdraw(path)
 
 
 def _write(path: Path, tensors: Mapping[str, Array], version: int) -> list[TensorSpec]:
