@@ -86,6 +86,16 @@ class OpenDoor(Command):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fence(Command):
+    """The process of `engine` (of a cell: the whole cell) is suspect: kill it and start it anew.
+
+    The scheduler counts it as lost from now on; its EngineLost changes nothing more.
+    """
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnterTraining(Command):
     """Cell frees KV and rollout buffers and restores training buffers."""
 
@@ -186,6 +196,7 @@ AnyCommand = (
     | Reroute
     | Freeze
     | OpenDoor
+    | Fence
     | EnterTraining
     | LeaveTraining
     | Publish
