@@ -46,6 +46,7 @@ class Results:
     def __init__(self, book: Book, observe: Callable[[AnyObservation], None]) -> None:
         self._book = book
         self._observe = observe
+        self.last_eval: float | None = None
 
     def tell_end(self, one: Execution, result: LaunchResult) -> None:
         """A harness that failed after its model calls were moved is told as our error."""
@@ -64,6 +65,8 @@ class Results:
         members = self._book.evals[one.burst]
         if not all(member.has_verdict for member in members):
             return
+        valid = [member.reward for member in members if member.reward is not None]
+        self.last_eval = sum(valid) / len(valid) if valid else None
         self._observe(
             EvalResult(
                 burst=one.burst,

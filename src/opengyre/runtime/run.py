@@ -13,6 +13,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from opengyre.config.load import resolved_json
 from opengyre.config.root import RunConfig
@@ -37,7 +40,7 @@ from opengyre.runtime.told import Told
 from opengyre.seams.errors import BoundaryError
 from opengyre.store.checkpoints import Checkpoints
 from opengyre.store.journal import Journal, open_journal
-from opengyre.store.observations import AnyObservation, RunEnded
+from opengyre.store.observations import AnyObservation, RunEnded, StepReport
 from opengyre.store.run_folder import RunFolder, create_run_folder
 from opengyre.store.segments import SegmentReader
 from opengyre.tasks.grader import ScriptGrader
@@ -141,9 +144,13 @@ class Run:
         self.steps = Steps(self._step_parts(config))
         self.told = Told(book=self.book, steps=self.steps, observe=self.observe)
         self.results = Results(self.book, self.observe)
+        self.step_reports: list[dict[str, Any]] = []
         self.is_interrupted = False
 
     def observe(self, value: AnyObservation) -> None:
+        """Into the journal; steps are kept for whoever watches."""
+        if isinstance(value, StepReport):
+            self.step_reports.append(msgspec.structs.asdict(value))
         self.opened.journal.append(self._now_s(), value)
 
     def interrupt(self, reason: str) -> None:

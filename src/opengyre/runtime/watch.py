@@ -1,5 +1,152 @@
-"""Shows a run while it goes on, and its result when it is over.
+"""Shows a run while it goes on, and tells its result when it is over.
 
 Owns: filling the views' state from the scheduler and the shell's counters. Must not know: how a
-terminal is drawn.
+terminal is drawn, or a rule of scheduling.
 """
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from opengyre.control.cells import CellRole, EngineState
+from opengyre.control.view import EngineView, SchedulerView
+from opengyre.runtime.run import Run, RunEnd
+from opengyre.store.journal import read_journal
+from opengyre.store.observations import Role
+from opengyre.store.run_folder import open_run_folder
+from opengyre.views.fold import Fold
+from opengyre.views.report import draw_report
+from opengyre.views.run_state import RunState
+from opengyre.views.summary import summarise
+from opengyre.views.terminal import EngineLane, TerminalView, ViewState
+
+SHOW_EVERY_S = 0.5
+RATE_WINDOW = 20
+ROLES = {
+    CellRole.ABSENT: Role.LOST,
+    CellRole.ROLLOUT: Role.ROLLOUT,
+    CellRole.LEAVING: Role.LEAVING,
+    CellRole.TRAINING: Role.TRAINING,
+    CellRole.RETURNING: Role.RETURNING,
+}
+
+
+def watcher(is_quiet: bool) -> Callable[[Run], Coroutine[Any, Any, None]]:
+    """What `Run.drive` runs beside the run: a terminal view, or nothing but metrics."""
+
+    async def watch(run: Run) -> None:
+        if is_quiet:
+            await _look(run, None)
+        with TerminalView() as view:
+            await _look(run, view)
+
+    return watch
+
+
+def finish(ended: RunEnd, *, as_json: bool) -> None:
+    """Write summary.json and report.png from the journal, and tell the result."""
+    folder = open_run_folder(ended.folder)
+    summary = summarise(fold_run(folder.db))
+    folder.write_summary(summary)
+    draw_report(fold_run(folder.db), folder.report_png)
+    if as_json:
+        Console().print_json(json.dumps(summary))
+        return
+    TerminalView().print_final(
+        summary, folder=_short(folder.path), report=_short(folder.report_png)
+    )
+
+
+def fold_run(db: Path) -> RunState:
+    """Everything the journal says."""
+    fold = Fold()
+    for row in read_journal(db):
+        fold.apply(row)
+    return fold.state
+
+
+async def _look(run: Run, view: TerminalView | None) -> None:
+    """Until cancelled: show, and append a row of metrics for each committed step."""
+    rate = _Rate()
+    num_steps = 0
+    while True:
+        state = view_state(run, rate)
+        if view is not None:
+            view.show(state)
+        while num_steps < len(run.step_reports):
+            row = run.step_reports[num_steps]
+            num_steps += 1
+            run.opened.folder.append_metrics(row)
+            if view is not None:
+                view.note(state.wall_s, _step_words(row))
+        await asyncio.sleep(SHOW_EVERY_S)
+
+
+class _Rate:
+    """Sampled tokens per second over the last `RATE_WINDOW` looks."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, int]] = []
+
+    def per_s(self, wall_s: float, num_tokens: int) -> float:
+        self._seen = [*self._seen[-RATE_WINDOW:], (wall_s, num_tokens)]
+        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+
+
+def view_state(run: Run, rate: _Rate) -> ViewState:
+    """What the scheduler and the shell know now."""
+    seen = run.scheduler.snapshot()
+    wall_s = run.opened.clock.now_s()
+    reports = run.step_reports
+    return ViewState(
+        wall_s=wall_s,
+        phase=seen.phase.value,
+        burst=seen.burst,
+        step=seen.steps_done,
+        num_steps=run.opened.config.run.num_steps,
+        policy_version=seen.version,
+        waterlevel=seen.waterlevel,
+        capacity=seen.capacity,
+        next_threshold=seen.threshold,
+        num_ready=seen.num_ready,
+        num_needed=seen.need,
+        groups_per_step=run.opened.config.schedule.groups_per_step,
+        last_reward=reports[-1]["mean_reward"] if reports else None,
+        last_eval=run.results.last_eval,
+        tokens_per_s=rate.per_s(wall_s, run.told.num_sampled_tokens),
+        num_continued=run.told.num_continued,
+        engines=tuple(_lane(seen, engine) for engine in seen.engines),
+        waiting_for=seen.waiting_for,
+    )
+
+
+def _lane(seen: SchedulerView, engine: EngineView) -> EngineLane:
+    if engine.cell is None:
+        role = Role.LOST if engine.state is EngineState.ABSENT else Role.ROLLOUT
+    else:
+        role = ROLES[seen.role_by_cell[engine.cell]]
+    return EngineLane(
+        engine=engine.engine,
+        cell=engine.cell,
+        role=role,
+        num_running=engine.num_used,
+        slots=engine.slots,
+        version=engine.verified_version or 0,
+    )
+
+
+def _step_words(row: dict[str, Any]) -> str:
+    reward = "none" if row["mean_reward"] is None else f"{row['mean_reward']:.3f}"
+    words = f"step {row['step']}: version {row['version_after']}, {len(row['groups'])} groups"
+    return f"{words}, {row['num_tokens']} tokens, reward {reward}"
+
+
+def _short(path: Path) -> str:
+    """Relative to where the user stands, if it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
