@@ -12,7 +12,7 @@ from opengyre.store.observations import Activity
 from opengyre.store.run_folder import check_free_space
 from opengyre.views.lanes import Stretch
 from opengyre.views.run_state import EngineView, RunState
-from opengyre.views.summary import mean_eval, reward_by_burst, summarise
+from opengyre.views.summary import mean_eval, rewards_by_number, summarise
 from opengyre.views.words import number, seconds
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def _draw(figure: "Figure", state: RunState) -> None:
         right=0.975,
         top=0.845,
         bottom=0.06,
-        hspace=0.42,
-        wspace=0.18,
+        hspace=0.44,
+        wspace=0.27,
     )
     _head(figure, summarise(state))
     lanes = figure.add_subplot(grid[0, :])
@@ -90,6 +90,7 @@ def _draw(figure: "Figure", state: RunState) -> None:
     _draw_lanes(lanes, state)
     _draw_waterlevel(water, state)
     _draw_groups(groups, state)
+    lanes.tick_params(axis="x", labelbottom=False, length=0)
     for axes in (lanes, water, groups):
         _mark_publications(axes, state)
         axes.set_xlim(0.0, max(state.now_s, 1.0))
@@ -117,7 +118,7 @@ def _key_numbers(summary: dict[str, Any]) -> list[tuple[str, str]]:
     told = ["-" if one is None else f"{one:.2f}" for one in (before, after)]
     kept = summary["retention_decisions"]
     return [
-        ("eval reward, before and after", f"{told[0]} to {told[1]}"),
+        ("eval reward", f"{told[0]} to {told[1]}"),
         ("role changes", str(summary["role_changes"])),
         ("mid-batch joins", str(summary["mid_batch_joins"])),
         ("live requests continued", str(summary["requests_continued"])),
@@ -136,12 +137,13 @@ def _style(axes: "Axes", title: str, *, has_grid: bool = True) -> None:
     axes.set_axisbelow(True)
 
 
-def _legend(axes: "Axes", handles: list[Any], *, num_columns: int) -> None:
+def _legend(axes: "Axes", handles: list[Any], *, is_below: bool = False) -> None:
+    """One line to the right of the title, or below the axes."""
     axes.legend(
         handles=handles,
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        ncols=num_columns,
+        loc="upper left" if is_below else "lower right",
+        bbox_to_anchor=(-0.005, -0.02) if is_below else (1.0, 1.0),
+        ncols=len(handles),
         frameon=False,
         fontsize=9.5,
         borderaxespad=0.1,
@@ -201,7 +203,7 @@ def _draw_lanes(axes: "Axes", state: RunState) -> None:
         ),
         Line2D([], [], color=FAINT, linestyle=":", label="publication"),
     ]
-    _legend(axes, handles, num_columns=len(handles))
+    _legend(axes, handles, is_below=True)
 
 
 def _draw_lane(axes: "Axes", height: int, lane: list[Stretch]) -> set[Activity]:
@@ -246,7 +248,7 @@ def _draw_waterlevel(axes: "Axes", state: RunState) -> None:
     capacity.set_label("C_R, rollout slots")
     axes.set_ylabel("executions, slots")
     axes.set_ylim(bottom=0)
-    _legend(axes, [water, capacity], num_columns=2)
+    _legend(axes, [water, capacity])
 
 
 def _draw_groups(axes: "Axes", state: RunState) -> None:
@@ -259,7 +261,7 @@ def _draw_groups(axes: "Axes", state: RunState) -> None:
     need.set_label("needed by the open step")
     axes.set_ylabel("groups")
     axes.set_ylim(bottom=0)
-    _legend(axes, [line, need], num_columns=2)
+    _legend(axes, [line, need])
 
 
 def _levels(
@@ -279,19 +281,26 @@ def _levels(
 def _draw_rewards(axes: "Axes", state: RunState) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    _style(axes, "Reward: training executions by burst, and held-out evaluations")
-    rewards = reward_by_burst(state)
-    known = [(burst, one) for burst, one in enumerate(rewards) if one is not None]
+    _style(axes, "Reward by burst")
+    known = [(burst, one) for burst, one in rewards_by_number(state).items() if one is not None]
     axes.bar(
         [burst for burst, _ in known],
         [one for _, one in known],
         color="#c9d7e4",
         width=0.72,
-        label="training, mean of the burst",
+        label="training executions",
     )
-    places, evals = _eval_points(state, len(rewards))
+    results = [(one.burst - 0.5, mean_eval(one)) for _, one in state.evals]
+    places = [place for place, mean in results if mean is not None]
+    evals = [mean for _, mean in results if mean is not None]
     axes.plot(
-        places, evals, color=CAPACITY, marker="o", markersize=8, linewidth=1.8, label="evaluation"
+        places,
+        evals,
+        color=CAPACITY,
+        marker="o",
+        markersize=8,
+        linewidth=1.8,
+        label="held-out evaluation",
     )
     for place, value in zip(places, evals, strict=True):
         axes.annotate(
@@ -303,21 +312,13 @@ def _draw_rewards(axes: "Axes", state: RunState) -> None:
             fontweight="bold",
             color=CAPACITY,
         )
-    axes.set_ylim(0.0, max(1.0, *evals, *(one for _, one in known)) * 1.12 if known or evals else 1)
-    axes.set_xlim(-1.2, max(len(rewards), 1) + 0.2)
+    tops, ends = [1.0, *evals, *(one for _, one in known)], [*places, *(one for one, _ in known)]
+    axes.set_ylim(0.0, max(tops) * 1.12)
+    axes.set_xlim(min(ends, default=0) - 0.6, max(ends, default=1) + 0.6)
     axes.set_xlabel("burst")
     axes.set_ylabel("mean reward")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(axes, axes.get_legend_handles_labels()[0], num_columns=2)
-
-
-def _eval_points(state: RunState, num_bursts: int) -> tuple[list[float], list[float]]:
-    """An evaluation of the first boundary stands before burst 0, the last one after all."""
-    known = [(one, mean_eval(one)) for _, one in state.evals]
-    results = [(one, mean) for one, mean in known if mean is not None]
-    first_burst = min((one.burst for one in state.groups.values()), default=0)
-    places = [min(one.burst - first_burst, num_bursts) - 0.5 for one, _ in results]
-    return places, [mean for _, mean in results]
+    _legend(axes, axes.get_legend_handles_labels()[0])
 
 
 def _draw_split(axes: "Axes", state: RunState) -> None:

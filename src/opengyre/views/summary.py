@@ -32,7 +32,7 @@ def summarise(state: RunState) -> dict[str, Any]:
         "empty_steps": sum(not step.is_applied for step in state.steps),
         "eval_before": _eval_at(state, 0),
         "eval_after": _eval_at(state, -1) if len(state.evals) > 1 else None,
-        "reward_by_burst": reward_by_burst(state),
+        "reward_by_burst": list(rewards_by_number(state).values()),
         "role_changes": state.num_role_changes,
         "mid_batch_joins": sum(join.is_mid_batch for _, join in state.joins),
         "joins": len(state.joins),
@@ -65,15 +65,15 @@ def summarise(state: RunState) -> dict[str, Any]:
     }
 
 
-def reward_by_burst(state: RunState) -> list[float | None]:
-    """Mean reward of the training executions dispatched in each burst, first to last."""
+def rewards_by_number(state: RunState) -> dict[int, float | None]:
+    """Mean reward of the training executions dispatched in each burst, first burst first."""
     rewards: dict[int, list[float]] = {}
     for one in state.executions.values():
         if one.group is not None:
             burst = rewards.setdefault(one.burst, [])
             if one.reward is not None:
                 burst.append(one.reward)
-    return [_mean(values) for _, values in sorted(rewards.items())]
+    return {burst: _mean(values) for burst, values in sorted(rewards.items())}
 
 
 def mean_eval(result: EvalResult) -> float | None:
