@@ -1,0 +1,500 @@
+"""A little world around the scheduler: it answers commands late, wrongly or not at all.
+
+Owns: time, engines, executions and the stream as the shell would have them, and its own naive
+copy of every count. Must not know: the scheduler's inside; it sees plans and the snapshot.
+Invariants are checked after each event against the world's own books.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from opengyre.control import commands as c
+from opengyre.control import facts as f
+from opengyre.control.bursts import Phase
+from opengyre.control.cells import CellRole, EngineState
+from opengyre.control.config import SchedulerConfig
+from opengyre.control.ids import EngineId, ExecutionId, GroupId
+from opengyre.control.scheduler import Scheduler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weather:
+    """Rates are probabilities per command or per execution; times are seconds."""
+
+    seed: int = 0
+    answer_s: float = 0.2
+    execution_s: float = 20.0
+    group_work_s: float = 2.0
+    fail_rate: float = 0.0
+    void_rate: float = 0.0
+    no_verdict_rate: float = 0.05
+    untrainable_rate: float = 0.0
+    deaths: int = 0
+    restart_s: float = 5.0
+    never_restarts_rate: float = 0.0
+    doubled_rate: float = 0.0
+    slow_publish_rate: float = 0.0
+    horizon_s: float = 200_000.0
+
+
+@dataclass(kw_only=True)
+class WorldStep:
+    step: int
+    version: int
+    offered: list[GroupId] = field(default_factory=list)
+    holder: dict[GroupId, int | None] = field(default_factory=dict)
+    done: set[GroupId] = field(default_factory=set)
+    members: set[int] = field(default_factory=lambda: {0})
+    busy: set[int] = field(default_factory=set)
+    close: c.CloseStep | None = None
+
+
+@dataclass(kw_only=True)
+class WorldEngine:
+    engine: EngineId
+    cell: int | None
+    slots: int
+    incarnation: int = 0
+    is_alive: bool = False
+    version: int = 0
+    line_free_s: float = 0.0
+    is_door_open: bool = False
+    is_training: bool = False
+
+
+class World:
+    """`run` drives the scheduler to its EndRun and returns that command."""
+
+    def __init__(self, config: SchedulerConfig, weather: Weather) -> None:
+        self.config, self.weather = config, weather
+        self.scheduler = Scheduler(config)
+        self.rng = random.Random(weather.seed)
+        self.now_s = 0.0
+        self.engines = {
+            spec.engine: WorldEngine(engine=spec.engine, cell=spec.cell, slots=spec.slots)
+            for spec in config.engines
+        }
+        self.journal: list[tuple[float, f.Fact | c.Plan]] = []
+        self.end: c.EndRun | None = None
+        self.version_by_group: dict[GroupId, int] = {}
+        self.members_by_group: dict[GroupId, tuple[ExecutionId, ...]] = {}
+        self.launched: set[ExecutionId] = set()
+        self.closed: dict[ExecutionId, f.Outcome] = {}
+        self.place: dict[ExecutionId, EngineId] = {}
+        self.evals: set[ExecutionId] = set()
+        self.num_dispatched = 0
+        self.step: WorldStep | None = None
+        self.consumed: dict[int, tuple[GroupId, ...]] = {}
+        self.durable_step = 0
+        self.published_version = self.durable_version = config.initial_version
+        self.had_loss = False
+        self.counts: dict[str, int] = {}
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._last_w = 0
+        self._is_boundary = True
+
+    # ---- time
+
+    def at(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now_s + delay_s, self._sequence, action))
+
+    def run(self) -> c.EndRun:
+        for engine in self.engines.values():
+            self.at(self._delay_s(1.0), lambda one=engine: self._start(one))
+        for _ in range(self.weather.deaths):
+            self.at(self.rng.uniform(1.0, 400.0), self._kill_one)
+        self._decide()
+        while self.end is None:
+            self._advance()
+        return self.end
+
+    def _advance(self) -> None:
+        wakeup_s = self.scheduler.next_wakeup_s()
+        if wakeup_s is not None and (not self._heap or wakeup_s <= self._heap[0][0]):
+            assert wakeup_s > self.now_s
+            self.now_s = wakeup_s
+        else:
+            assert self._heap, f"nothing will ever happen: {self.scheduler.snapshot()}"
+            self.now_s, _, action = heapq.heappop(self._heap)
+            action()
+        assert self.now_s < self.weather.horizon_s, f"no end: {self.scheduler.snapshot()}"
+        self._decide()
+
+    def tell(self, fact: f.Fact) -> None:
+        if isinstance(fact, f.ExecutionClosed) and fact.execution not in self.closed:
+            self.closed[fact.execution] = fact.outcome
+            self.place.pop(fact.execution, None)
+        self.journal.append((self.now_s, fact))
+        self.scheduler.observe(fact, self.now_s)
+        self._check()
+        if self.rng.random() < self.weather.doubled_rate:
+            self.journal.append((self.now_s, fact))
+            self.scheduler.observe(fact, self.now_s)
+            self._check()
+
+    def _decide(self) -> None:
+        plan = self.scheduler.decide(self.now_s)
+        self.journal.append((self.now_s, plan))
+        for command in plan.commands:
+            assert command.reason
+            name = type(command).__name__
+            self.counts[name] = self.counts.get(name, 0) + 1
+            self._apply(command)
+        self._check()
+        again = self.scheduler.decide(self.now_s)
+        assert again.commands == (), f"decide is not idempotent: {again.commands}"
+        self.journal.append((self.now_s, again))
+
+    def _delay_s(self, mean_s: float) -> float:
+        return self.rng.expovariate(1.0 / mean_s) if mean_s > 0 else 0.0
+
+    # ---- engines
+
+    def _start(self, engine: WorldEngine) -> None:
+        if engine.is_alive:
+            return
+        engine.incarnation += 1
+        engine.is_alive, engine.is_door_open, engine.is_training = True, False, False
+        engine.version = self.durable_version if engine.cell == 0 else self.published_version
+        engine.line_free_s = self.now_s
+        self.tell(
+            f.EngineReady(
+                engine=engine.engine, incarnation=engine.incarnation, version=engine.version
+            )
+        )
+
+    def _kill_one(self) -> None:
+        alive = [engine for engine in self.engines.values() if engine.is_alive]
+        if alive:
+            self.kill(self.rng.choice(alive).engine)
+
+    def kill(self, name: EngineId) -> None:
+        engine = self.engines[name]
+        if not engine.is_alive:
+            return
+        self.had_loss = True
+        engine.is_alive = False
+        if engine.cell == 0:
+            self.step = None
+            for step in [one for one in self.consumed if one > self.durable_step]:
+                del self.consumed[step]
+        elif engine.cell is not None:
+            self._drop(engine.cell)
+        self.tell(
+            f.EngineLost(engine=name, incarnation=engine.incarnation, reason="it was killed")
+        )
+        is_gone = engine.cell != 0 and self.rng.random() < self.weather.never_restarts_rate
+        if not is_gone:
+            self.at(self._delay_s(self.weather.restart_s), lambda: self._start(engine))
+
+    # ---- commands
+
+    def _apply(self, command: c.AnyCommand) -> None:
+        match command:
+            case c.EndRun():
+                self.end = command
+            case c.DispatchGroups():
+                self._note_boundary()
+                self.num_dispatched += sum(len(members) for _, members in command.groups)
+                self.members_by_group.update(command.groups)
+                for group, _ in command.groups:
+                    self.version_by_group[group] = command.version
+                self._answer(command)
+            case c.DispatchEval():
+                self._note_boundary()
+                self.num_dispatched += len(command.executions)
+                self.evals.update(command.executions)
+                self._answer(command)
+            case c.Launch():
+                self._launch(command)
+            case c.Cancel():
+                self._cancel(command)
+            case c.Fence():
+                self.kill(command.engine)
+                self._answer(command)
+            case c.Offer():
+                if self.step is not None and self.step.step == command.step:
+                    self.step.offered = [
+                        one for one in command.groups if one not in self.step.holder
+                    ]
+                    self._claims()
+                self._answer(command)
+            case _:
+                self._answer_later(command)
+
+    def _note_boundary(self) -> None:
+        self._is_boundary = True
+
+    def _launch(self, command: c.Launch) -> None:
+        execution = command.execution
+        assert execution not in self.launched
+        engine = self.engines[command.engine]
+        assert engine.version == self._due(engine.engine)
+        self.launched.add(execution)
+        self.place[execution] = command.engine
+        if self.rng.random() < self.weather.fail_rate:
+            self.at(self._delay_s(0.1), lambda: self._launch_fails(command))
+            return
+        self._answer(command)
+        lasts_s = self.rng.lognormvariate(0, 0.8) * self.weather.execution_s
+        self.at(lasts_s, lambda: self._close(execution, f.Outcome.COMPLETED))
+
+    def _launch_fails(self, command: c.Launch) -> None:
+        if command.execution in self.closed:
+            return
+        self.closed[command.execution] = f.Outcome.FAILED
+        self.place.pop(command.execution, None)
+        self.tell(f.CommandFailed(command_id=command.command_id, reason="no sandbox"))
+
+    def _cancel(self, command: c.Cancel) -> None:
+        execution = command.execution
+        self._answer(command)
+        if command.was_queued:
+            assert execution not in self.launched
+            self.launched.add(execution)
+            self.closed[execution] = f.Outcome.CANCELLED
+            return
+        self.at(self._delay_s(0.5), lambda: self._close(execution, f.Outcome.CANCELLED))
+
+    def _close(self, execution: ExecutionId, outcome: f.Outcome) -> None:
+        if execution in self.closed:
+            return
+        self.tell(f.ExecutionClosed(execution=execution, outcome=outcome))
+        is_void = int(execution[1:]) // self.config.group_size % 7 == 3
+        rate = self.weather.no_verdict_rate
+        if is_void and self.weather.void_rate > 0:
+            rate = self.weather.void_rate
+        has_verdict = outcome is f.Outcome.COMPLETED and self.rng.random() >= rate
+        verdict = f.VerdictGiven(
+            execution=execution,
+            reward=1.0 if has_verdict else None,
+            reason="",
+            num_trainable_tokens=5 if has_verdict else 0,
+        )
+        self.at(self._delay_s(0.3), lambda: self.tell(verdict))
+
+    def _answer(self, command: c.AnyCommand) -> None:
+        answer = f.CommandApplied(command_id=command.command_id)
+        self.at(0.0, lambda: self.tell(answer))
+
+    def _answer_later(self, command: c.AnyCommand) -> None:
+        """In order per engine; an engine that died meanwhile answers nothing."""
+        engine = self._engine_of(command)
+        delay_s = self._delay_s(self.weather.answer_s)
+        if isinstance(command, c.Publish) and self.rng.random() < self.weather.slow_publish_rate:
+            delay_s += self.config.publish_timeout_s * self.rng.uniform(1.0, 3.0)
+        if engine is None:
+            self.at(delay_s, lambda: self._done(command, None, 0))
+            return
+        engine.line_free_s = max(engine.line_free_s, self.now_s) + delay_s
+        incarnation = engine.incarnation
+        self.at(
+            engine.line_free_s - self.now_s, lambda: self._done(command, engine, incarnation)
+        )
+
+    def _engine_of(self, command: c.AnyCommand) -> WorldEngine | None:
+        match command:
+            case c.CloseDoor() | c.Freeze() | c.OpenDoor() | c.Publish():
+                return self.engines[command.engine]
+            case c.EnterTraining() | c.LeaveTraining() | c.Admit():
+                return self._cell(command.cell)
+            case c.OpenStep() | c.CloseStep() | c.Checkpoint() | c.Expose():
+                return self._cell(0)
+            case _:
+                return None
+
+    def _cell(self, cell: int) -> WorldEngine:
+        return next(one for one in self.engines.values() if one.cell == cell)
+
+    def _done(self, command: c.AnyCommand, engine: WorldEngine | None, incarnation: int) -> None:
+        if engine is not None and (not engine.is_alive or engine.incarnation != incarnation):
+            return
+        is_fragile = not isinstance(command, c.Checkpoint)
+        if is_fragile and self.rng.random() < self.weather.fail_rate:
+            kind = f.CommandUnknown if self.rng.random() < 0.3 else f.CommandFailed
+            self.tell(kind(command_id=command.command_id, reason="the weather"))
+            return
+        if isinstance(command, c.CloseStep):
+            if self.step is not None and self.step.step == command.step:
+                self.step.close = command
+                self._claims()
+            return
+        self._effect(command)
+        self.tell(f.CommandApplied(command_id=command.command_id))
+
+    def _effect(self, command: c.AnyCommand) -> None:
+        match command:
+            case c.CloseDoor():
+                self.engines[command.engine].is_door_open = False
+            case c.OpenDoor():
+                engine = self.engines[command.engine]
+                assert not engine.is_training
+                engine.is_door_open = True
+            case c.Publish():
+                engine = self.engines[command.engine]
+                assert not engine.is_training
+                engine.version, engine.is_door_open = command.version, True
+            case c.Freeze():
+                assert not self.engines[command.engine].is_door_open
+            case c.Reroute():
+                for execution, destination in command.moves:
+                    if execution not in self.closed:
+                        self.place[execution] = destination
+            case c.EnterTraining():
+                self._cell(command.cell).is_training = True
+            case c.LeaveTraining():
+                engine = self._cell(command.cell)
+                engine.is_training, engine.version = False, command.version
+            case c.Checkpoint():
+                self.durable_version, self.durable_step = command.version, command.step
+            case c.Expose():
+                assert command.version <= self.durable_version
+                self.published_version = command.version
+            case _:
+                self._step_effect(command)
+
+    def _step_effect(self, command: c.AnyCommand) -> None:
+        match command:
+            case c.OpenStep():
+                assert self.step is None
+                self.step = WorldStep(step=command.step, version=command.version)
+            case c.AbandonStep():
+                if self.step is not None and self.step.step == command.step:
+                    self.step = None
+            case c.DropMember():
+                if self.step is not None and self.step.step == command.step:
+                    self._drop(command.cell)
+            case c.Admit():
+                step = self.step
+                if step is not None and step.step == command.step and step.close is None:
+                    step.members.add(command.cell)
+                    self.tell(f.MemberAdmitted(step=command.step, cell=command.cell))
+                    self._claims()
+            case _:
+                raise AssertionError(command)
+
+    # ---- the stream
+
+    def _claims(self) -> None:
+        step = self.step
+        if step is None:
+            return
+        for cell in sorted(step.members - step.busy):
+            lost = [group for group, holder in step.holder.items() if holder is None]
+            fresh = step.offered if len(step.holder) < self.config.groups_per_step else []
+            if not lost and not fresh:
+                break
+            group = lost[0] if lost else step.offered.pop(0)
+            step.holder[group] = cell
+            step.busy.add(cell)
+            if not lost:
+                self.at(0.0, lambda one=step, name=group: self._tell_assigned(one, name))
+            works_s = self._delay_s(self.weather.group_work_s)
+            self.at(works_s, lambda one=step, name=group, by=cell: self._worked(one, name, by))
+        closing = step.close
+        if closing is not None and not step.busy and len(step.done) == len(step.holder):
+            assert closing.num_groups == len(step.holder)
+            self.at(0.0, lambda: self._commit(step))
+
+    def _tell_assigned(self, step: WorldStep, group: GroupId) -> None:
+        self.tell(f.GroupAssigned(group=group, step=step.step))
+
+    def _worked(self, step: WorldStep, group: GroupId, cell: int) -> None:
+        if self.step is not step or step.holder.get(group) != cell or cell not in step.members:
+            return
+        step.done.add(group)
+        step.busy.discard(cell)
+        self._claims()
+
+    def _drop(self, cell: int) -> None:
+        step = self.step
+        if step is None or cell not in step.members:
+            return
+        step.members.discard(cell)
+        step.busy.discard(cell)
+        for group, holder in list(step.holder.items()):
+            if holder != cell:
+                continue
+            step.done.discard(group)
+            if step.close is not None:
+                step.holder[group] = None
+                continue
+            del step.holder[group]
+            self.at(0.0, lambda name=group: self._tell_returned(step, name))
+        self._claims()
+
+    def _tell_returned(self, step: WorldStep, group: GroupId) -> None:
+        self.tell(f.GroupReturned(group=group, step=step.step))
+
+    def _commit(self, step: WorldStep) -> None:
+        if self.step is not step:
+            return
+        self.step = None
+        groups = tuple(step.holder)
+        for group in groups:
+            age = step.version - self.version_by_group[group]
+            assert 0 <= age <= self.config.staleness_bound, (group, age)
+        self.consumed[step.step] = groups
+        is_update = bool(groups) and self.rng.random() >= self.weather.untrainable_rate
+        self.tell(f.StepCommitted(step=step.step, version=step.version + is_update))
+
+    # ---- promises, from the world's own books
+
+    def _due(self, name: EngineId) -> int | None:
+        view = {one.engine: one for one in self.scheduler.snapshot().engines}
+        return view[name].due_version
+
+    def _check(self) -> None:
+        view = self.scheduler.snapshot()
+        w = self.num_dispatched - len(self.closed)
+        assert view.waterlevel == w
+        assert (view.dispatched, view.finished) == (self.num_dispatched, len(self.closed))
+        assert view.launched == len(self.launched)
+        assert 0 <= view.finished <= view.launched <= view.dispatched
+        assert w <= self._last_w or self._is_boundary, "w rose between two boundaries"
+        self._last_w, self._is_boundary = w, False
+        self._check_engines()
+        self._check_prefix()
+        self._check_groups()
+
+    def _check_engines(self) -> None:
+        view = self.scheduler.snapshot()
+        num_sitting = 0
+        for one in view.engines:
+            assert 0 <= one.num_used <= one.slots
+            num_sitting += one.num_used
+            if one.state is EngineState.OPEN and self.engines[one.engine].is_alive:
+                assert one.verified_version == one.due_version
+                assert self.engines[one.engine].version == one.verified_version
+        assert num_sitting + view.num_queued + view.num_displaced == view.waterlevel
+
+    def _check_prefix(self) -> None:
+        view = self.scheduler.snapshot()
+        away = (CellRole.LEAVING, CellRole.TRAINING)
+        if view.phase is not Phase.RUNNING:
+            return
+        if not self.had_loss:
+            capacity = sum(
+                one.slots
+                for one in view.engines
+                if one.cell is None or view.role_by_cell[one.cell] is CellRole.ROLLOUT
+            )
+            assert view.capacity == capacity
+            is_at_boundary = CellRole.RETURNING in view.role_by_cell
+            if any(role in away for role in view.role_by_cell) and not is_at_boundary:
+                assert capacity >= view.waterlevel
+            flags = [role in away for role in view.role_by_cell]
+            if not is_at_boundary:
+                assert flags == sorted(flags, reverse=True), "the training set is a prefix"
+
+    def _check_groups(self) -> None:
+        consumed = [group for groups in self.consumed.values() for group in groups]
+        assert len(consumed) == len(set(consumed)), "a group was consumed twice"
+        view = self.scheduler.snapshot()
+        num = view.num_live + view.num_ready + view.num_assigned
+        num += view.num_void + view.num_consumed + view.num_dropped
+        assert num == len(self.members_by_group)

@@ -1,0 +1,84 @@
+"""Seeded runs of the whole scheduler: every promise after every event, and an end always."""
+
+from dataclasses import replace
+
+import pytest
+from tests.sim.control_world import Weather, World
+
+from opengyre.control import commands as c
+from opengyre.control import facts as f
+from opengyre.control.config import EngineSpec, SchedulerConfig
+from opengyre.control.ids import EngineId, cell_engine_id, standalone_engine_id
+from opengyre.control.scheduler import Scheduler
+
+
+def make_config(*, num_cells: int = 3, num_standalone: int = 1, slots: int = 12, **numbers):
+    cells = tuple(
+        EngineSpec(engine=cell_engine_id(k), slots=slots, cell=k) for k in range(num_cells)
+    )
+    standalone = tuple(
+        EngineSpec(engine=standalone_engine_id(k), slots=slots, cell=None)
+        for k in range(num_standalone)
+    )
+    defaults = {
+        "num_steps": 6,
+        "group_size": 3,
+        "groups_per_step": 4,
+        "supply_fraction": 0.25,
+        "supply_hold_s": 0.5,
+        "is_strict": True,
+    }
+    return SchedulerConfig(
+        num_cells=num_cells, engines=cells + standalone, **{**defaults, **numbers}
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_calm_run_trains_every_step_and_ends(seed: int) -> None:
+    world = World(make_config(), Weather(seed=seed, no_verdict_rate=0.0))
+    end = world.run()
+    assert not end.failed
+    assert world.scheduler.snapshot().steps_done == 6
+    assert world.scheduler.snapshot().num_consumed == 24
+    assert world.counts["EnterTraining"] >= 3
+
+
+STORMS = {
+    "void groups and doubled facts": Weather(void_rate=0.9, doubled_rate=0.2),
+    "commands fail": Weather(fail_rate=0.03),
+    "engines die and come back": Weather(deaths=6),
+    "engines die and some stay away": Weather(deaths=5, never_restarts_rate=0.4),
+    "publications are slow": Weather(slow_publish_rate=0.3),
+    "steps without trainable tokens": Weather(untrainable_rate=0.4),
+    "everything at once": Weather(
+        void_rate=0.7,
+        doubled_rate=0.1,
+        fail_rate=0.02,
+        deaths=6,
+        never_restarts_rate=0.2,
+        slow_publish_rate=0.2,
+        untrainable_rate=0.2,
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", STORMS)
+def test_a_storm_breaks_no_promise_and_the_run_ends(name: str, seed: int) -> None:
+    shape = {
+        "num_cells": 1 + seed % 4,
+        "num_standalone": seed % 3,
+        "run_ahead": seed % 3,
+        "steps_per_burst": 1 + seed % 3,
+        "num_eval_executions": 5,
+        "eval_at_start": True,
+        "eval_at_end": True,
+        "eval_every_bursts": 2,
+        "eval_deadline_s": 60.0,
+        "recall_after_s": 20.0,
+        "lost_deadline_s": 300.0,
+        "max_core_losses": 50,
+    }
+    world = World(make_config(**shape), replace(STORMS[name], seed=seed))
+    world.run()
+    assert world.scheduler.snapshot().waterlevel == 0 or world.end.failed
