@@ -118,10 +118,16 @@ def test_many_processes_cannot_share_more_memory_than_allowed(work_root: Path) -
     assert "allowed are 104857600" in result.reason
 
 
-def test_a_fork_bomb_ends_without_reaching_the_others(work_root: Path, nap: str) -> None:
-    script = f"bomb() {{ sleep {nap} & bomb & bomb; }}; bomb"
-    result = run_script(work_root, script, num_processes=60, wall_s=3)
+@pytest.mark.parametrize("mode", [0o755, 0o700], ids=["reachable", "private"])
+def test_a_fork_bomb_ends_before_it_spreads(work_root: Path, nap: str, mode: int) -> None:
+    work_root.chmod(mode)
+    bomb = (
+        f"b() {{ [ $1 -gt 0 ] || return; sleep {nap} & b $(($1-1)) & b $(($1-1)) & wait; }}; b 10"
+    )
+    result = run_script(work_root, f"{bomb}; sleep {nap}", num_processes=60, wall_s=3)
     assert result.ending is not Ending.LOST
+    assert result.exit_code != 0
+    assert result.wall_s < 12
     assert processes_with(nap) == []
 
 

@@ -18,6 +18,7 @@ SECURE_NO_ROOT_LOCKED = 0x23
 CAPABILITY_VERSION_3 = 0x20080522
 LAST_CAPABILITY = 63
 OOM_SCORE = b"500"
+TASK_HEADROOM = 1024
 
 SYSTEM_READ_PATHS = (
     "/usr",
@@ -59,8 +60,7 @@ class Confinement:
     """How the child is confined. `abi` 0 means not at all (the user insisted).
 
     `uid` None keeps the identity; `is_root_dropped` then takes all capabilities from uid 0.
-    `connect_ports` are the TCP ports it may reach. Limits: see seams.harness.Limits;
-    `num_processes` None where the kernel would count processes that are not ours.
+    `connect_ports` are the TCP ports it may reach. Limits: see seams.harness.Limits.
     """
 
     abi: int
@@ -73,7 +73,7 @@ class Confinement:
     memory_bytes: int
     file_size_bytes: int
     num_open_files: int
-    num_processes: int | None
+    num_processes: int
 
 
 def confine_self(how: Confinement) -> None:
@@ -103,12 +103,34 @@ def _set_limits(how: Confinement) -> None:
         (resource.RLIMIT_FSIZE, how.file_size_bytes),
         (resource.RLIMIT_NOFILE, how.num_open_files),
     ]
-    if how.num_processes is not None:
-        bounds.append((resource.RLIMIT_NPROC, how.num_processes))
+    num_tasks = _task_bound(how)
+    if num_tasks is not None:
+        bounds.append((resource.RLIMIT_NPROC, num_tasks))
     for kind, bound in bounds:
         _, ceiling = resource.getrlimit(kind)
         lowered = bound if ceiling == resource.RLIM_INFINITY else min(bound, ceiling)
         resource.setrlimit(kind, (lowered, lowered))
+
+
+def is_task_bound_kept(uid: int | None) -> bool:
+    """Whether the kernel bounds the tasks of a launch: it does not for uid 0."""
+    return uid is not None or os.geteuid() != 0
+
+
+def num_tasks_now() -> int:
+    """Threads and processes on this machine."""
+    with open("/proc/loadavg", "rb") as file:
+        return int(file.read().split()[3].partition(b"/")[2])
+
+
+def _task_bound(how: Confinement) -> int | None:
+    """The kernel counts per user id: exactly ours under an id of its own; else others' tasks
+    count too, and what they may still start is left as headroom."""
+    if not is_task_bound_kept(how.uid):
+        return None
+    if how.uid is not None:
+        return how.num_processes
+    return num_tasks_now() + how.num_processes + TASK_HEADROOM
 
 
 def _drop_identity(how: Confinement) -> None:

@@ -252,9 +252,8 @@ def _order(spec: LaunchSpec, confining: Confining, uid: int | None) -> Order:
             memory_bytes=limits.memory_bytes,
             file_size_bytes=limits.file_size_bytes,
             num_open_files=limits.num_open_files,
-            num_processes=limits.num_processes if uid is not None else None,
+            num_processes=limits.num_processes,
         ),
         output_bytes=limits.output_bytes,
-        num_processes=limits.num_processes,
         grace_s=limits.grace_s,
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opengyre.harness import escape_probe, landlock, seccomp
+from opengyre.harness.confine import is_task_bound_kept
 from opengyre.harness.sandbox import Confining, ForkServer, LocalSandbox
 from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import Ending, LaunchSpec, Level, Limits
@@ -190,10 +191,9 @@ def _report(candidate: _Candidate, took_s: float) -> SandboxReport:
     if not confining.is_filtered:
         gaps += ("UDP and unix sockets (no filter for this machine type)",)
     if not confining.is_own_uid:
-        gaps += (
-            "mode and owner changes of this user's other files",
-            "a process limit in between checks",
-        )
+        gaps += ("mode and owner changes of this user's other files",)
+    if not is_task_bound_kept(0 if confining.is_own_uid else None):
+        gaps += ("a process limit by the kernel (it is watched instead)",)
     return SandboxReport(
         level=confining.level,
         abi=confining.abi,

@@ -19,7 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from opengyre.harness import process_tree
-from opengyre.harness.confine import Confinement, confine_self
+from opengyre.harness.confine import (
+    Confinement,
+    confine_self,
+    is_task_bound_kept,
+    num_tasks_now,
+)
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -28,6 +33,7 @@ MAX_ORDER_BYTES = 8 << 20
 TAIL_BYTES = 16 << 10
 READ_BYTES = 1 << 16
 CHECK_EVERY_S = 0.5
+GLANCE_EVERY_S = 0.05
 END_TREE_S = 10.0
 STOP = b"S"
 
@@ -36,7 +42,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to start. Paths are strings; it travels as JSON. `num_processes` bounds the tree."""
+    """What to start. Paths are strings; it travels as JSON."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -44,7 +50,6 @@ class Order:
     owned_paths: tuple[str, ...]
     confinement: Confinement
     output_bytes: int
-    num_processes: int
     grace_s: float
 
 
@@ -80,6 +85,8 @@ def supervise(channel: socket.socket) -> None:
     order = _read_order(channel)
     if order is None:
         return
+    if not is_task_bound_kept(order.confinement.uid):
+        _stay_ahead()
     try:
         report = _start_and_watch(order, channel)
     except OSError as error:
@@ -87,6 +94,13 @@ def supervise(channel: socket.socket) -> None:
     body = json.dumps({name: getattr(report, name) for name in Report.__slots__}).encode()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         channel.sendall(LENGTH.pack(len(body)) + body)
+
+
+def _stay_ahead() -> None:
+    """Run before all ordinary processes, so that a fork bomb cannot keep us from ending it."""
+    priority = os.sched_param(1)
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, priority)
 
 
 def _read_order(channel: socket.socket) -> Order | None:
@@ -163,6 +177,8 @@ class _Watch:
     num_output_bytes: int = 0
     status: int | None = None
     is_output_open: bool = True
+    num_tasks_before: int = field(default_factory=num_tasks_now)
+    next_check_s: float = 0.0
 
     def run(self) -> Report:
         os.set_blocking(self.output, False)
@@ -170,16 +186,16 @@ class _Watch:
         poller = select.poll()
         for source in (self.output, self.channel.fileno(), handle):
             poller.register(source, select.POLLIN)
-        next_check_s = time.monotonic() + CHECK_EVERY_S
+        is_bounded = is_task_bound_kept(self.order.confinement.uid)
+        tick_s = CHECK_EVERY_S if is_bounded else GLANCE_EVERY_S
+        self.next_check_s = time.monotonic() + CHECK_EVERY_S
         ending, reason = "", ""
         while not ending:
-            wait_s = max(next_check_s - time.monotonic(), 0.0)
-            ready = {source for source, _ in poller.poll(wait_s * 1000)}
+            ready = {source for source, _ in poller.poll(tick_s * 1000)}
             if self.output in ready and not self._read_output():
                 poller.unregister(self.output)
-            if time.monotonic() >= next_check_s:
+            if self._is_check_due(is_bounded=is_bounded):
                 ending, reason = self._check_tree()
-                next_check_s = time.monotonic() + CHECK_EVERY_S
             if self.num_output_bytes > self.order.output_bytes:
                 ending, reason = "output_limit", f"wrote more than {self.order.output_bytes} bytes"
             if self.channel.fileno() in ready:
@@ -202,14 +218,24 @@ class _Watch:
         self.is_output_open = bool(chunk)
         return self.is_output_open
 
+    def _is_check_due(self, *, is_bounded: bool) -> bool:
+        """At intervals; at once when the kernel does not bound this tree and tasks pile up."""
+        if time.monotonic() >= self.next_check_s:
+            return True
+        bound = self.num_tasks_before + self.order.confinement.num_processes
+        return not is_bounded and num_tasks_now() > bound
+
     def _check_tree(self) -> tuple[str, str]:
+        self.next_check_s = time.monotonic() + CHECK_EVERY_S
+        self.num_tasks_before = num_tasks_now()
         members = process_tree.descendants(os.getpid())
         resident_bytes = sum(member.resident_bytes for member in members)
         bound = self.order.confinement.memory_bytes
         if resident_bytes > bound:
             return "memory_limit", f"{resident_bytes} bytes resident, allowed are {bound}"
-        if len(members) > self.order.num_processes:
-            return "process_limit", f"{len(members)} processes, allowed {self.order.num_processes}"
+        allowed = self.order.confinement.num_processes
+        if len(members) > allowed:
+            return "process_limit", f"{len(members)} processes, allowed are {allowed}"
         return "", ""
 
     def _ask_to_end(self, handle: int) -> None:
