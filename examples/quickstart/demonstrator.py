@@ -31,14 +31,14 @@ class Mistakes:
 
 
 PERFECT = Mistakes()
-CLEAN = Mistakes(slip=0.03)
+CLEAN = Mistakes(slip=0.06)
 NOISY = Mistakes(
-    trail_wrong=0.25,
+    trail_wrong=0.4,
     trail_forgotten=0.08,
-    trail_stop=0.15,
-    jobs_guess=0.5,
-    jobs_wrong=0.125,
-    jobs_stop=0.1,
+    trail_stop=0.05,
+    jobs_guess=0.4,
+    jobs_wrong=0.2,
+    jobs_stop=0.04,
     slip=0.03,
 )
 

@@ -1,6 +1,6 @@
 """Makes the quickstart's model: trains a tiny Qwen3 on noisy demonstrations, deterministically.
 
-    python examples/quickstart/warm_start.py [--out FOLDER] [--seed 1] [--num-steps 340]
+    python examples/quickstart/warm_start.py [--out FOLDER] [--seed 1] [--num-steps 460]
 
 Owns the recipe (about three minutes on one CPU core): Muon on the matrices and AdamW on
 the rest, first clean demonstrations for the mechanics, then noisy ones so that reinforcement
@@ -195,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Make the quickstart's model folder.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "model")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--num-steps", type=int, default=340)
+    parser.add_argument("--num-steps", type=int, default=460)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     started_s = time.process_time()
