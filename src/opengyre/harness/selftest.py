@@ -187,7 +187,8 @@ def _candidate(
 
 def _report(candidate: _Candidate, took_s: float) -> SandboxReport:
     confining = candidate.confining
-    gaps: tuple[str, ...] = landlock.missing(confining.abi)
+    gaps: tuple[str, ...] = ("which host answers at the gateway's port",)
+    gaps += landlock.missing(confining.abi)
     if not confining.is_filtered:
         gaps += ("UDP and unix sockets (no filter for this machine type)",)
     if not confining.is_own_uid:

@@ -65,7 +65,7 @@ class LaunchSpec:
     and `private_tmp` only, reading also below `read_only_paths` and the system folders.
 
     `env` is all the program gets beside PATH, HOME, TMPDIR and LANG. `gateway_port` is the one
-    TCP port it may connect to; None means no network at all.
+    TCP port it may connect to (at any host: Landlock knows no addresses); None: no network.
     """
 
     execution: str
@@ -74,7 +74,6 @@ class LaunchSpec:
     private_tmp: Path
     env: Mapping[str, str] = field(default_factory=dict)
     read_only_paths: tuple[Path, ...] = ()
-    gateway_host: str = "127.0.0.1"
     gateway_port: int | None = None
     limits: Limits = field(default_factory=Limits)
 
