@@ -68,6 +68,8 @@ class Applier:
             async with self._locks.setdefault(_line(command), asyncio.Lock()):
                 await self._apply(command, tasks)
         except BoundaryError as error:
+            if self.has_ended.is_set():
+                return
             log.warning("%s failed: %s", type(command).__name__, error)
             kind = CommandUnknown if error.retryable else CommandFailed
             self._parts.inbox.tell(kind(command_id=command.command_id, reason=str(error)))

@@ -61,7 +61,14 @@ class Told:
                 turn=message.turn,
                 from_engine=message.from_engine,
                 to_engine=message.to_engine,
-                reason=message.reason,
+                reason=_why(message),
                 num_tokens_so_far=message.num_tokens_so_far,
             )
         )
+
+
+def _why(message: m.ContinuedTold) -> str:
+    """A request frozen and continued at the same engine met a publication; elsewhere, a move."""
+    if message.reason != "frozen":
+        return "engine_lost"
+    return "publication" if message.from_engine == message.to_engine else "move"

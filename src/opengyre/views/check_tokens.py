@@ -186,9 +186,13 @@ def _continuation_problem(
 
 
 def _is_cut_at(record: TurnRecord, told: seen.Continued) -> bool:
-    """A cut is at a span's end, or before the first or after the last sampled token."""
-    ends = {0, record.num_completion_tokens, *(span.end for span in record.spans)}
-    return told.num_tokens_so_far in ends
+    """A cut is at a span's end, or before the first or after the last sampled token, or, where
+    the same engine went on under the same version, inside a span of that engine."""
+    at = told.num_tokens_so_far
+    if at in {0, record.num_completion_tokens, *(span.end for span in record.spans)}:
+        return True
+    here = [span.engine for span in record.spans if span.start < at < span.end]
+    return told.from_engine == told.to_engine and here == [told.from_engine]
 
 
 def _path_problem(path: seen.PathDigest, restored: Restored) -> str | None:
