@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import openai
 from tokenizers import Tokenizer
 
@@ -13,6 +14,7 @@ from opengyre.engines.scripted import Respond, ScriptedConfig, ScriptedEngine, t
 from opengyre.gateway.continuation import Continued
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
 from opengyre.gateway.rendering import load_renderer
+from opengyre.seams.engine import Chunk, Engine, Finish, GenerateRequest
 from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
@@ -82,7 +84,7 @@ class Rig:
 
 @asynccontextmanager
 async def open_rig(
-    engines: dict[str, ScriptedEngine], *, max_context_tokens: int = 4096, **settings: float
+    engines: dict[str, Engine], *, max_context_tokens: int = 4096, **settings: float
 ) -> AsyncIterator[Rig]:
     recorder = MemoryRecorder()
     told: list[TurnRecord] = []
@@ -112,3 +114,42 @@ async def open_rig(
 
 def scripted(respond_text: Callable[[str, int], str], **config: float) -> ScriptedEngine:
     return ScriptedEngine(policy(respond_text), ScriptedConfig(**config))
+
+
+class CutEngine:
+    """An engine that cuts each part after `num_tokens`, as a freeze or as its own death.
+
+    `num_cuts` None: every part. Everything else is the engine behind it.
+    """
+
+    def __init__(
+        self,
+        inner: ScriptedEngine,
+        *,
+        num_tokens: int,
+        finish: Finish = Finish.FROZEN,
+        num_cuts: int | None = None,
+    ) -> None:
+        self.inner = inner
+        self.requests: list[GenerateRequest] = []
+        self._num_tokens = num_tokens
+        self._finish = finish
+        self._num_cuts_left = num_cuts
+
+    async def submit(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        self.requests.append(request)
+        if self._num_cuts_left == 0:
+            async for chunk in self.inner.submit(request):
+                yield chunk
+            return
+        if self._num_cuts_left is not None:
+            self._num_cuts_left -= 1
+        num = min(self._num_tokens, request.max_new_tokens)
+        part = msgspec.structs.replace(request, max_new_tokens=num)
+        async for chunk in self.inner.submit(part):
+            if chunk.finish is None:
+                yield chunk
+        yield Chunk(finish=self._finish, reason="cut")
+
+    async def cancel(self, request_id: str) -> None:
+        await self.inner.cancel(request_id)

@@ -121,6 +121,8 @@ class Generation:
                         return
                     reason = _words(chunk) if chunk.finish is not None else reason
                     self._num_failures += chunk.finish is Finish.ERROR
+            if self._is_stopped():
+                return
             moved = (seat.engine_id, reason)
         self.sampled.is_length = True
 
@@ -181,6 +183,11 @@ class Generation:
         self.sampled.add(chunk, seat.engine_id)
         self._num_failures = 0
         self._stuck_since_s = None
+
+    def _is_stopped(self) -> bool:
+        """Cut between the stop id and the terminal chunk: there is nothing to continue."""
+        ids = self.sampled.ids
+        return bool(ids) and ids[-1] in self._plan.request.stop_ids
 
     def _num_left(self) -> int:
         return self._plan.request.max_new_tokens - len(self.sampled.ids)

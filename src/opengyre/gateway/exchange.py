@@ -52,6 +52,7 @@ class Exchange:
         self._num_fed = 0
         self._finish = "error"
         self._is_committed = False
+        self._has_given_up = False
         self._refusal: Refusal | None = None
 
     def abort(self) -> None:
@@ -73,7 +74,8 @@ class Exchange:
                 for task in side:
                     task.cancel()
         except* ClientLeft:
-            self._finish = self._finish if self._is_committed else "cancelled"
+            is_ours = self._is_committed or self._has_given_up
+            self._finish = self._finish if is_ours else "cancelled"
         finally:
             self._settle()
         if self._refusal is not None:
@@ -142,6 +144,7 @@ class Exchange:
             num_fed = self._num_fed
 
     async def _give_up(self, error: NoEngine) -> None:
+        self._has_given_up = True
         if self._connection.has_begun:
             await self._connection.reset()
         else:

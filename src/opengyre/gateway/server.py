@@ -24,6 +24,7 @@ class _Server(Server):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
+        self._leaving = asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -32,6 +33,14 @@ class _Server(Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self.ready.set()
+
+    async def main_loop(self) -> None:
+        """uvicorn's own wakes ten times a second, to look for signals and to set a date."""
+        await self._leaving.wait()
+
+    def leave(self) -> None:
+        self.should_exit = True
+        self._leaving.set()
 
 
 @asynccontextmanager
@@ -50,20 +59,25 @@ async def serve_gateway(app: Starlette, *, host: str, port: int) -> AsyncIterato
         access_log=False,
         log_level="warning",
         server_header=False,
+        date_header=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_S,
         backlog=BACKLOG,
     )
     server = _Server(config)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(server.serve(sockets=[sock]))
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await server.ready.wait()
-            bound = sock.getsockname()
-            yield bound[0], bound[1]
-        finally:
-            server.should_exit = True
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(server.serve(sockets=[sock]))
+            try:
+                async with asyncio.timeout(START_TIMEOUT_S):
+                    await server.ready.wait()
+                bound = sock.getsockname()
+                yield bound[0], bound[1]
+            finally:
+                server.leave()
+                await asyncio.wait([serving], timeout=2 * GRACE_S)
+    finally:
+        sock.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:
