@@ -173,6 +173,7 @@ def write_rows(tape: Tape) -> None:
     for engine in (C0, C1, S0):
         tape.tell(f.EngineReady(engine=engine, incarnation=1, version=0))
         tape.do(c.OpenDoor, engine=engine)
+    tape.do(c.Expose, version=0)
     evals = (execution_id(5),)
     tape.plan(dispatch(0, 1), (c.DispatchEval, {"executions": evals, "version": 0, "burst": 0}))
     for number, engine in ((1, C0), (2, C0), (3, C1), (4, S0), (5, S0)):
@@ -221,9 +222,11 @@ def write_rows(tape: Tape) -> None:
     tape.tell(f.StepCommitted(step=0, version=1))
     tape.do(c.Checkpoint, step=0, version=1)
     tape.do(c.Expose, version=1)
-    tape.do(c.LeaveTraining, cell=1, version=1)
-    tape.plan((c.Publish, {"engine": S0, "version": 1}))
-    publication_of = tape._num_commands
+    leaving, publishing, _ = tape.plan(
+        (c.LeaveTraining, {"cell": 1, "version": 1}),
+        (c.Publish, {"engine": S0, "version": 1}),
+        dispatch(1, 6),
+    )
     tape.tell(
         seen.Continued(
             execution="e000005",
@@ -237,8 +240,8 @@ def write_rows(tape: Tape) -> None:
     tape.tell(
         seen.VersionPublished(engine="s0", version=1, checksum=9, held_s=0.02, num_continued=1)
     )
-    tape.tell(f.CommandApplied(command_id=CommandId(publication_of)))
-    tape.plan(dispatch(1, 6))
+    tape.tell(f.CommandApplied(command_id=publishing))
+    tape.tell(f.CommandApplied(command_id=leaving))
     tape.do(c.OpenDoor, engine=C1)
     tape.turn("e000005.t0", cuts=(4,))
     tape.close(5, 0.25)
@@ -262,9 +265,13 @@ def second_burst(tape: Tape) -> None:
     tape.tell(f.StepCommitted(step=1, version=2))
     tape.do(c.Checkpoint, step=1, version=2)
     tape.do(c.Expose, version=2)
-    tape.do(c.LeaveTraining, cell=0, version=2)
-    tape.do(c.Publish, engine=S0, version=2)
-    tape.plan((c.DispatchEval, {"executions": (execution_id(10),), "version": 2, "burst": 2}))
+    ids = tape.plan(
+        (c.LeaveTraining, {"cell": 0, "version": 2}),
+        (c.Publish, {"engine": S0, "version": 2}),
+        (c.DispatchEval, {"executions": (execution_id(10),), "version": 2, "burst": 2}),
+    )
+    for command_id in ids:
+        tape.tell(f.CommandApplied(command_id=command_id))
     tape.do(c.OpenDoor, engine=C0)
     tape.do(c.Launch, execution=execution_id(10), engine=S0)
     tape.turn("e000010.t0")

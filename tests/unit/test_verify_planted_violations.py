@@ -125,18 +125,8 @@ def outcome_of_a_stranger(run: Planting) -> None:
 
 
 def finished_before_launched(run: Planting) -> None:
-    run.drop(run.command(c.Launch, execution=execution_id(3)))
-    run.move(
-        run.where(f.ExecutionClosed, execution=execution_id(3))[0], run.where(f.EngineReady)[-1] + 4
-    )
-    run.move(run.command(c.Launch, execution=execution_id(4)), len(run.rows) - 1)
-    run.move(run.command(c.Launch, execution=execution_id(5)), len(run.rows) - 1)
-    run.move(
-        run.where(f.ExecutionClosed, execution=execution_id(4))[0], run.where(f.EngineReady)[-1] + 4
-    )
-    run.move(
-        run.where(f.ExecutionClosed, execution=execution_id(5))[0], run.where(f.EngineReady)[-1] + 4
-    )
+    for number in range(1, 6):
+        run.drop(run.command(c.Launch, execution=execution_id(number)))
 
 
 def dispatch_inside_a_burst(run: Planting) -> None:

@@ -25,45 +25,25 @@ class RowCheck(Protocol):
 
 
 class Boundaries:
-    """Tells whether a row is at a boundary, by the state before it."""
+    """Tells whether a plan is a boundary: the first after weights were exposed, no step open."""
 
     def __init__(self) -> None:
-        self.num_committed = 0
-        self.has_opened = False
-        self.burst = -1
+        self._is_exposed = False
         self._is_step_open = False
-        self._has_groups = False
+
+    @property
+    def is_boundary(self) -> bool:
+        """By the state before the row; ask before `see`."""
+        return self._is_exposed and not self._is_step_open
 
     def see(self, row: Row, state: RunState) -> None:
-        """Count steps of the burst; call after the checks saw the row."""
+        """Call after the checks saw the row."""
         self._is_step_open = state.open_step is not None
-        self._has_groups = bool(state.open_groups)
-        match row.value:
-            case f.StepCommitted():
-                self.num_committed += 1
-            case c.Plan():
-                for command in row.value.commands:
-                    self._see_command(command)
-            case _:
-                return
-
-    def _see_command(self, command: c.AnyCommand) -> None:
-        match command:
-            case c.OpenStep():
-                self.has_opened = True
-            case c.DispatchGroups() | c.DispatchEval() if command.burst > self.burst:
-                self.burst = command.burst
-                self.num_committed, self.has_opened = 0, False
-            case _:
-                return
-
-    def is_boundary(self, state: RunState) -> bool:
-        """No step is open and the burst's steps are done (or nothing is left to train)."""
-        if self._is_step_open:
-            return False
-        size = 1 if state.started is None else state.started.steps_per_burst
-        is_done = self.num_committed >= size or not self._has_groups
-        return not self.has_opened or is_done or state.is_ending
+        if isinstance(row.value, c.Plan):
+            self._is_exposed = False
+        elif isinstance(row.value, f.CommandApplied):
+            command = state.commands.get(row.value.command_id)
+            self._is_exposed = self._is_exposed or isinstance(command, c.Expose)
 
 
 class OneOutcome:
@@ -141,7 +121,7 @@ class Waterlevel:
         is_ordered = 0 <= counts.finished <= counts.launched <= counts.dispatched
         self._findings.expect(is_ordered, f"row {row.seq}: 0 <= f <= p <= d broken: {told}")
         if now > self._last_waterlevel:
-            may_rise = is_dispatch and self._boundaries.is_boundary(state)
+            may_rise = is_dispatch and self._boundaries.is_boundary
             if not may_rise:
                 words = f"w rises from {self._last_waterlevel} to {now} inside a burst"
                 self._findings.broken(f"row {row.seq}: {words}")
@@ -187,7 +167,6 @@ class Coverage:
     """P3."""
 
     def __init__(self) -> None:
-        self._was_leaving: frozenset[int] = frozenset()
         self._findings = Findings(
             promise="P3",
             words="capacity covers the waterlevel whenever a cell leaves or trains",
@@ -195,20 +174,18 @@ class Coverage:
         )
 
     def see(self, row: Row, state: RunState) -> None:
-        leaving = frozenset(state.cells(Role.LEAVING))
-        begun = leaving - self._was_leaving
-        self._was_leaving = leaving
-        if isinstance(row.value, c.Plan) and begun:
-            self._check_begin(row, state, begun)
-        if leaving or state.cells(Role.TRAINING):
+        if isinstance(row.value, c.Plan):
+            for command in row.value.commands:
+                if isinstance(command, c.CloseDoor):
+                    self._check_begin(row, state, state.engine(command.engine).cell)
+        if state.cells(Role.LEAVING, Role.TRAINING):
             self._check_cover(row, state)
 
     def finish(self, state: RunState) -> CheckResult:
         return self._findings.result()
 
-    def _check_begin(self, row: Row, state: RunState, begun: frozenset[int]) -> None:
+    def _check_begin(self, row: Row, state: RunState, cell: int | None) -> None:
         """Strict: what is left after the cell covers w, and no other transition is under way."""
-        cell = min(begun)
         others = state.cells(Role.LEAVING, Role.RETURNING)
         if others != [cell]:
             words = f"cell {cell} leaves while a transition of {others} is under way"
@@ -264,19 +241,16 @@ class TrainingPrefix:
         return self._findings.result()
 
     def _note_deaths(self, row: Row, state: RunState) -> None:
-        if isinstance(row.value, f.EngineLost):
-            cell = state.engine(row.value.engine).cell
-            if cell is not None:
-                self._dead.add(cell)
-        elif isinstance(row.value, c.Plan) and any(
-            isinstance(one, c.DispatchGroups | c.DispatchEval) for one in row.value.commands
-        ):
+        """A lost satellite leaves the order until the next boundary; the core never does."""
+        if isinstance(row.value, c.Plan) and self._boundaries.is_boundary:
             self._dead = set(state.cells(Role.LOST))
+        self._dead |= set(state.cells(Role.LOST))
+        self._dead.discard(0)
 
     def _check_departure(self, row: Row, state: RunState, cell: int) -> None:
-        is_death = cell in self._dead
+        is_death = state.engine_of_cell(cell).role is Role.LOST
         is_recall = cell == max(self._training)
-        is_allowed = is_death or is_recall or self._boundaries.is_boundary(state)
+        is_allowed = is_death or is_recall or self._boundaries.is_boundary
         words = f"cell {cell} stops training inside a burst, before {max(self._training)}"
         self._findings.expect(is_allowed, f"row {row.seq}: {words}")
 

@@ -21,6 +21,7 @@ class StepRecord:
 
     done: list[seen.MicroStepDone] = field(default_factory=list)
     report: seen.StepReport | None = None
+    is_open: bool = False
     is_committed: bool = False
 
     def drop_member(self, cell: int) -> None:
@@ -53,7 +54,8 @@ class ExactlyOnce:
             case seen.StepReport():
                 self._step(row.value.step).report = row.value
             case f.StepCommitted():
-                self._step(row.value.step).is_committed = True
+                step = self._step(row.value.step)
+                step.is_committed = step.is_committed or step.is_open
             case _:
                 return
 
@@ -77,7 +79,8 @@ class ExactlyOnce:
     def _see_command(self, command: c.AnyCommand) -> None:
         match command:
             case c.OpenStep() | c.AbandonStep():
-                self.steps[command.step] = StepRecord()
+                is_open = isinstance(command, c.OpenStep)
+                self.steps[command.step] = StepRecord(is_open=is_open)
             case c.DropMember():
                 self._step(command.step).drop_member(command.cell)
             case _:

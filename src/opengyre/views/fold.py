@@ -13,15 +13,10 @@ from opengyre.store import observations as seen
 from opengyre.store.codec import JournalValue
 from opengyre.store.journal import Row
 from opengyre.store.observations import Activity, Role
-from opengyre.views.lanes import Stretch, extend
-from opengyre.views.run_state import (
-    EngineView,
-    ExecutionView,
-    GroupView,
-    Happening,
-    RunState,
-    Sample,
-)
+from opengyre.views.fold_engines import EngineFold
+from opengyre.views.fold_work import WorkFold
+from opengyre.views.lanes import Stretch
+from opengyre.views.run_state import EngineView, RunState, Sample
 
 
 class Fold:
@@ -29,52 +24,47 @@ class Fold:
 
     def __init__(self) -> None:
         self.state = RunState()
+        self._engines = EngineFold(self.state)
+        self._work = WorkFold(self.state)
+        self._is_exposed = False
         self._core_trained_at_expose = False
 
     def apply(self, row: Row) -> None:
-        self._pass_time(row.now_s)
-        value = row.value
-        if isinstance(value, c.Plan):
-            for command in value.commands:
-                self.state.commands[command.command_id] = command
-                self._apply_command(command)
+        now_s = max(self.state.now_s, row.now_s)
+        self._engines.pass_time(now_s)
+        self.state.now_s = now_s
+        if isinstance(row.value, c.Plan):
+            self._apply_plan(row.value)
         else:
-            self._apply_told(value)
+            self._apply_told(row.value)
         self._sample()
 
-    def _pass_time(self, now_s: float) -> None:
-        for engine in self.state.engines.values():
-            activity = self._activity(engine)
-            if activity is not None:
-                extend(engine.lane, activity, self.state.now_s, now_s)
-        self.state.now_s = max(self.state.now_s, now_s)
+    def _apply_plan(self, plan: c.Plan) -> None:
+        self._engines.quarantine_late()
+        for command in plan.commands:
+            self.state.commands[command.command_id] = command
+            self._engines.take_command(command)
+            self._work.take_command(command)
+            if isinstance(command, c.Fence):
+                self._lost(command.engine)
+        if self._is_exposed:
+            self._boundary()
 
-    def _activity(self, engine: EngineView) -> Activity | None:
-        match engine.role:
-            case Role.STARTING:
-                return None
-            case _ if self.state.is_ending:
-                return Activity.IDLE_AT_END
-            case _ if engine.is_publishing:
-                return Activity.PUBLISHING
-            case Role.LEAVING | Role.RETURNING | Role.LOST:
-                return Activity.MOVING
-            case Role.TRAINING:
-                closing = self.state.is_closing_step and engine.cell == 0
-                return Activity.TRAINING if closing else Activity.WAITING_FOR_DATA
-            case _ if engine.live:
-                return Activity.GENERATING
-            case _:
-                return self._why_idle(engine)
+    def _boundary(self) -> None:
+        """The first plan after the weights were exposed; what the core does next was decided."""
+        self._is_exposed = False
+        if not self._core_trained_at_expose:
+            return
+        is_retained = self.state.engine_of_cell(0).role is Role.TRAINING
+        self.state.num_retained += is_retained
+        self.state.num_returned += not is_retained
+        what = "retained" if is_retained else "returned"
+        self._engines.mark(what, "c0", f"burst {self.state.burst} begins")
 
-    def _why_idle(self, engine: EngineView) -> Activity:
-        """An engine in rollout without executions: a cell that could train waits for coverage."""
-        if self.state.started is None or engine.cell is None:
-            return Activity.WAITING_FOR_SUPPLY
-        size = self.state.started.groups_per_step
-        supply = min(self.state.num_ready, size - self.state.num_assigned)
-        has_supply = supply >= self.state.started.supply_fraction * size
-        return Activity.WAITING_FOR_COVERAGE if has_supply else Activity.WAITING_FOR_SUPPLY
+    def _lost(self, engine: str) -> None:
+        if self.state.engine(engine).cell == 0:
+            self._is_exposed = False
+            self._work.lose_core()
 
     def _sample(self) -> None:
         sample = Sample(
@@ -87,218 +77,42 @@ class Fold:
         if not self.state.samples or _levels(self.state.samples[-1]) != _levels(sample):
             self.state.samples.append(sample)
 
-    def _mark(self, what: str, where: str, words: str) -> None:
-        self.state.happenings.append(
-            Happening(at_s=self.state.now_s, what=what, where=where, words=words)
-        )
-
-    def _apply_command(self, command: c.AnyCommand) -> None:
-        match command:
-            case c.DispatchGroups():
-                self._boundary(command.burst)
-                for group, members in command.groups:
-                    view = GroupView(
-                        group=group,
-                        version=command.version,
-                        burst=command.burst,
-                        members=members,
-                        num_open=len(members),
-                    )
-                    self.state.groups[group] = self.state.open_groups[group] = view
-                    self._dispatch(command, members, group)
-            case c.DispatchEval():
-                self._boundary(command.burst)
-                self._dispatch(command, command.executions, None)
-            case c.Launch():
-                self._launch(command.execution, command.engine)
-            case c.Cancel(was_queued=True):
-                self._launch(command.execution, None)
-                self._close(command.execution, f.Outcome.CANCELLED)
-            case c.Reroute():
-                for execution, engine in command.moves:
-                    self._place(execution, engine)
-            case _:
-                self._apply_role_command(command)
-
-    def _apply_role_command(self, command: c.AnyCommand) -> None:
-        match command:
-            case c.CloseDoor():
-                engine = self.state.engine(command.engine)
-                if engine.cell is not None and engine.role is Role.ROLLOUT:
-                    engine.role = Role.LEAVING
-            case c.EnterTraining():
-                self.state.engine_of_cell(command.cell).role = Role.LEAVING
-            case c.LeaveTraining():
-                self.state.engine_of_cell(command.cell).role = Role.RETURNING
-                self._mark("returning", f"c{command.cell}", command.reason)
-            case c.Publish():
-                self.state.engine(command.engine).is_publishing = True
-            case c.Expose():
-                core = self.state.engine_of_cell(0)
-                self._core_trained_at_expose = core.role is Role.TRAINING
-            case _:
-                self._apply_step_command(command)
-
-    def _apply_step_command(self, command: c.AnyCommand) -> None:
-        match command:
-            case c.OpenStep():
-                self.state.open_step, self.state.is_closing_step = command.step, False
-            case c.CloseStep():
-                self.state.is_closing_step = True
-            case c.AbandonStep():
-                self._leave_step(command.step, is_consumed=False)
-            case c.EndRun():
-                self.state.is_ending = True
-            case _:
-                return
-
-    def _boundary(self, burst: int) -> None:
-        """A burst begins; what became of a core that was training tells what was decided."""
-        self.state.burst = burst
-        if not self._core_trained_at_expose:
-            return
-        self._core_trained_at_expose = False
-        is_retained = self.state.engine_of_cell(0).role is Role.TRAINING
-        self.state.num_retained += is_retained
-        self.state.num_returned += not is_retained
-        self._mark("retained" if is_retained else "returned", "c0", f"burst {burst} begins")
-
-    def _dispatch(
-        self, command: c.DispatchGroups | c.DispatchEval, members: Iterable[str], group: str | None
-    ) -> None:
-        for execution in members:
-            self.state.counts.dispatched += 1
-            self.state.executions[execution] = ExecutionView(
-                execution=execution,
-                group=group,
-                version=command.version,
-                burst=command.burst,
-                dispatched_s=self.state.now_s,
-            )
-
-    def _launch(self, execution: str, engine: str | None) -> None:
-        one = self.state.executions.get(execution)
-        if one is None or one.launched_s is not None:
-            return
-        one.launched_s = self.state.now_s
-        self.state.counts.launched += 1
-        if engine is not None:
-            self._place(execution, engine)
-
-    def _place(self, execution: str, engine: str) -> None:
-        one = self.state.executions.get(execution)
-        if one is None or one.outcome is not None:
-            return
-        if one.engine is not None:
-            self.state.engine(one.engine).live.discard(execution)
-        one.engine = engine
-        self.state.engine(engine).live.add(execution)
-
-    def _close(self, execution: str, outcome: f.Outcome) -> None:
-        one = self.state.executions.get(execution)
-        if one is None:
-            return
-        if one.outcome is not None:
-            one.other_outcomes.append(outcome)
-            return
-        one.outcome, one.closed_s = outcome, self.state.now_s
-        self.state.counts.finished += 1
-        if one.engine is not None:
-            self.state.engine(one.engine).live.discard(execution)
-        self._settle(one)
-
-    def _last_word(self, verdict: f.VerdictGiven) -> None:
-        one = self.state.executions.get(verdict.execution)
-        if one is None or one.has_last_word:
-            return
-        one.reward, one.verdict_reason = verdict.reward, verdict.reason
-        one.has_last_word = True
-        self._settle(one)
-
-    def _settle(self, one: ExecutionView) -> None:
-        """A member is done for its group once it is closed and has its last word."""
-        if one.group is None or one.outcome is None or not one.has_last_word:
-            return
-        group = self.state.groups[one.group]
-        group.num_open -= 1
-        group.num_valid += one.reward is not None
-        if self.state.is_void(group):
-            self.state.open_groups.pop(group.group, None)
-
-    def _leave_step(self, step: int, *, is_consumed: bool) -> None:
-        for group in list(self.state.open_groups.values()):
-            if group.assigned_step == step:
-                self._assign(group.group, step if is_consumed else None, is_consumed=is_consumed)
-        if self.state.open_step == step:
-            self.state.open_step, self.state.is_closing_step = None, False
-
-    def _assign(self, name: str, step: int | None, *, is_consumed: bool = False) -> None:
-        group = self.state.groups.get(name)
-        if group is None:
-            return
-        group.assigned_step, group.is_consumed = step, is_consumed
-        if is_consumed:
-            self.state.open_groups.pop(name, None)
-        else:
-            self.state.open_groups[name] = group
-
     def _apply_told(self, value: JournalValue) -> None:
         match value:
             case f.ExecutionClosed():
-                self._close(value.execution, value.outcome)
+                self._work.close(value.execution, value.outcome)
             case f.VerdictGiven():
-                self._last_word(value)
+                self._work.give_verdict(value)
             case f.GroupAssigned():
-                self._assign(value.group, value.step)
+                self._work.assign(value)
             case f.GroupReturned():
-                self._assign(value.group, None)
+                self._work.give_back(value)
             case f.StepCommitted():
-                self._leave_step(value.step, is_consumed=True)
-            case f.CommandApplied():
-                self._applied(self.state.commands.get(value.command_id))
-            case f.CommandFailed() | f.CommandUnknown():
-                is_sure = isinstance(value, f.CommandFailed)
-                self._failed(self.state.commands.get(value.command_id), is_sure=is_sure)
+                self._work.commit(value.step)
+            case f.CommandApplied() | f.CommandFailed() | f.CommandUnknown():
+                self._answered(value)
             case f.EngineReady() | f.EngineLost():
-                self._apply_life(value)
+                was_there = self.state.engine(value.engine).role not in (Role.STARTING, Role.LOST)
+                if self._engines.take_life(value) and was_there:
+                    self._lost(value.engine)
             case _:
                 self._apply_observation(value)
 
-    def _apply_life(self, value: f.EngineReady | f.EngineLost) -> None:
-        engine = self.state.engine(value.engine)
-        engine.is_publishing = engine.is_quarantined = False
-        if isinstance(value, f.EngineReady):
-            engine.role = Role.ROLLOUT
-            return
-        engine.role = Role.LOST
-        engine.live.clear()
-        self._mark("lost", value.engine, value.reason)
-
-    def _applied(self, command: c.AnyCommand | None) -> None:
-        match command:
-            case c.EnterTraining():
-                self.state.engine_of_cell(command.cell).role = Role.TRAINING
-                self.state.num_role_changes += 1
-                self._mark("training", f"c{command.cell}", command.reason)
-            case c.LeaveTraining():
-                self.state.num_role_changes += 1
-            case c.OpenDoor():
-                engine = self.state.engine(command.engine)
-                if engine.role is not Role.TRAINING:
-                    engine.role = Role.ROLLOUT
-            case c.Publish():
-                engine = self.state.engine(command.engine)
-                engine.is_publishing, engine.is_quarantined = False, False
-            case _:
+    def _answered(self, fact: f.CommandApplied | f.CommandFailed | f.CommandUnknown) -> None:
+        command = self._engines.answer(fact.command_id)
+        match (fact, command):
+            case (_, None):
                 return
-
-    def _failed(self, command: c.AnyCommand | None, *, is_sure: bool) -> None:
-        match command:
-            case c.Publish():
-                engine = self.state.engine(command.engine)
-                engine.is_publishing, engine.is_quarantined = False, True
-            case c.Launch() if is_sure:
-                self._close(command.execution, f.Outcome.FAILED)
+            case (f.CommandFailed(), c.Launch()):
+                self._work.close(command.execution, f.Outcome.FAILED, is_last_word=True)
+            case (f.CommandApplied(), c.Checkpoint()):
+                self._work.make_durable()
+            case (f.CommandApplied(), c.Expose()):
+                self._is_exposed = True
+                core = self.state.engine_of_cell(0)
+                self._core_trained_at_expose = core.role is Role.TRAINING
+            case (f.CommandApplied(), _):
+                self._engines.applied(command)
             case _:
                 return
 
@@ -332,14 +146,14 @@ class Fold:
         match value:
             case seen.Continued():
                 self.state.continued.append((self.state.now_s, value))
-                self._mark("continued", value.to_engine, f"{value.turn}: {value.reason}")
+                self._engines.mark("continued", value.to_engine, f"{value.turn}: {value.reason}")
             case seen.MemberJoined():
                 self.state.joins.append((self.state.now_s, value))
                 words = "mid-batch" if value.is_mid_batch else f"step {value.step}"
-                self._mark("join", f"c{value.cell}", words)
+                self._engines.mark("join", f"c{value.cell}", words)
             case seen.VersionPublished():
                 self.state.published.append((self.state.now_s, value))
-                self._mark("published", value.engine, f"version {value.version}")
+                self._engines.mark("published", value.engine, f"version {value.version}")
             case seen.MicroStepDone():
                 self.state.micro_steps.setdefault(f"c{value.cell}", []).append(
                     Stretch(

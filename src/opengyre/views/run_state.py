@@ -59,6 +59,9 @@ class EngineView:
     role: Role = Role.STARTING
     is_quarantined: bool = False
     is_publishing: bool = False
+    publishing_since_s: float = 0.0
+    due_version: int = 0
+    incarnation: int = 0
     live: set[str] = field(default_factory=set)
     lane: list[Stretch] = field(default_factory=list)
 
