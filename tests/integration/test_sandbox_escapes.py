@@ -106,6 +106,13 @@ def test_every_older_landlock_keeps_what_it_promises(tmp_path: Path, abi: int) -
     assert self_test(confining, tmp_path) == []
 
 
+def test_a_sandbox_the_user_asked_not_to_have_still_runs_agents(tmp_path: Path) -> None:
+    nothing = Confining(
+        level=Level.NONE, abi=0, is_own_uid=False, is_root_dropped=False, is_filtered=False
+    )
+    assert self_test(nothing, tmp_path) == []
+
+
 def test_unconfined_agents_are_refused_in_one_line_that_names_the_ways_out() -> None:
     with pytest.raises(ConfigError) as caught:
         refuse_unconfined(0, is_unsafe_allowed=False)

@@ -72,7 +72,9 @@ WRITE = (
     | Fs.TRUNCATE
 )
 DEVICE = Fs.READ_FILE | Fs.WRITE_FILE
-FILE_ONLY = Fs.EXECUTE | Fs.WRITE_FILE | Fs.READ_FILE | Fs.TRUNCATE | Fs.IOCTL_DEV
+FILE_RIGHTS = int(Fs.EXECUTE | Fs.WRITE_FILE | Fs.READ_FILE | Fs.TRUNCATE | Fs.IOCTL_DEV)
+ALL_RIGHTS = (int(Fs.IOCTL_DEV) << 1) - 1
+REFER_RIGHT, TRUNCATE_RIGHT, IOCTL_RIGHT = int(Fs.REFER), int(Fs.TRUNCATE), int(Fs.IOCTL_DEV)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,24 +134,18 @@ def set_no_new_privs() -> None:
         _raise("no_new_privs")
 
 
-def _handled(abi: int) -> Fs:
-    rights = Fs(0)
-    for right in Fs:
-        if right is Fs.REFER:
-            needed = Abi.REFER
-        elif right is Fs.TRUNCATE:
-            needed = Abi.TRUNCATE
-        elif right is Fs.IOCTL_DEV:
-            needed = Abi.IOCTL
-        else:
-            needed = Abi.BASE
-        if abi >= needed:
-            rights |= right
-    return rights
+def _handled(abi: int) -> int:
+    """The rights this ABI knows; plain numbers, as flags are slow and this is in every launch."""
+    later = (
+        (Abi.REFER, REFER_RIGHT),
+        (Abi.TRUNCATE, TRUNCATE_RIGHT),
+        (Abi.IOCTL, IOCTL_RIGHT),
+    )
+    return ALL_RIGHTS & ~sum(right for needed, right in later if abi < needed)
 
 
 def _create_ruleset(abi: int, *, is_net_handled: bool) -> int:
-    words = [int(_handled(abi))]
+    words = [_handled(abi)]
     if abi >= Abi.NET:
         words.append((NET_BIND_TCP | NET_CONNECT_TCP) if is_net_handled else 0)
     if abi >= Abi.SCOPE:
@@ -159,7 +155,8 @@ def _create_ruleset(abi: int, *, is_net_handled: bool) -> int:
 
 
 def _allow_paths(ruleset: int, paths: Iterable[str], rights: Fs, abi: int) -> None:
-    rights &= _handled(abi)
+    for_folders = int(rights) & _handled(abi)
+    for_files = for_folders & FILE_RIGHTS
     for path in paths:
         try:
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -167,8 +164,7 @@ def _allow_paths(ruleset: int, paths: Iterable[str], rights: Fs, abi: int) -> No
             continue
         try:
             is_folder = stat.S_ISDIR(os.fstat(opened).st_mode)
-            allowed = rights if is_folder else rights & FILE_ONLY
-            beneath = struct.pack("=Qi", int(allowed), opened)
+            beneath = struct.pack("=Qi", for_folders if is_folder else for_files, opened)
             _call(SYS_ADD_RULE, ruleset, RULE_PATH_BENEATH, beneath, 0)
         finally:
             os.close(opened)
