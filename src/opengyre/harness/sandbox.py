@@ -167,6 +167,8 @@ class _Launch:
         reading = asyncio.create_task(_read_report(reader))
         try:
             await asyncio.wait({stopper, reading}, return_when=asyncio.FIRST_COMPLETED)
+            if stopper.done():
+                stopper.result()
             return await self._last_words(reading, writer)
         except asyncio.CancelledError:
             self._cause = Ending.CANCELLED
