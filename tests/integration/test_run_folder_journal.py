@@ -134,7 +134,7 @@ def test_the_tables_say_what_the_journal_says_and_a_rebuild_gives_the_same(tmp_p
     path = tmp_path / "run.db"
     asyncio.run(write(path, a_small_run()))
     before = dump(path)
-    outcomes = {row[0]: (row[1], row[9], row[11]) for row in before["executions"]}
+    outcomes = {row[0]: (row[1], row[10], row[12]) for row in before["executions"]}
     assert outcomes == {
         E1: (GROUP, "completed", 0.5),
         E2: (GROUP, None, None),

@@ -1,6 +1,8 @@
 """What the journal alone tells agrees with the scheduler after each plan, whatever goes wrong."""
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import cache
 
@@ -10,6 +12,7 @@ import pytest
 from opengyre.control.commands import Plan
 from opengyre.control.config import SchedulerConfig
 from opengyre.control.scheduler import Scheduler
+from opengyre.store import derive
 from opengyre.store.codec import decode, encode, kind_of
 from opengyre.store.journal import Row
 from opengyre.store.observations import EngineSlots, RunStarted
@@ -114,6 +117,23 @@ def test_the_checks_of_the_journal_pass_what_the_scheduler_did(name: str, seed: 
     if world.end is not None and world.end.failed:
         results = results[1:]
     assert [(one.promise, one.problems) for one in results if one.problems] == []
+
+
+@pytest.mark.parametrize("name", ["commands fail", "everything at once"])
+def test_the_executions_table_has_the_outcomes_of_the_fold(name: str) -> None:
+    fold = Fold()
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(derive.DDL)
+        for row in journal_of(storm(name, 1)):
+            fold.apply(row)
+            derive.apply(db, row.now_s, row.value)
+        table = dict(db.execute("SELECT execution, outcome FROM executions"))
+    outcomes = {
+        one.execution: None if one.outcome is None else one.outcome.value
+        for one in fold.state.executions.values()
+    }
+    assert table == outcomes
+    assert "failed" in table.values()
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -20,6 +20,7 @@ DDL = """
 CREATE TABLE executions(
   execution TEXT PRIMARY KEY, group_name TEXT, task TEXT, version INTEGER NOT NULL,
   burst INTEGER NOT NULL, dispatched_s REAL NOT NULL, engine TEXT, launched_s REAL,
+  launch_command INTEGER,
   num_launches INTEGER NOT NULL DEFAULT 0, outcome TEXT, closed_s REAL,
   reward REAL, verdict TEXT, num_trainable_tokens INTEGER) STRICT;
 CREATE TABLE turns(
@@ -59,6 +60,12 @@ def apply(db: sqlite3.Connection, now_s: float, value: JournalValue) -> None:
                 _apply_command(db, now_s, command)
         case facts.ExecutionClosed():
             _close(db, now_s, value.execution, value.outcome.value)
+        case facts.CommandFailed():
+            db.execute(
+                "UPDATE executions SET outcome=?, closed_s=?"
+                " WHERE launch_command=? AND outcome IS NULL",
+                (facts.Outcome.FAILED.value, now_s, value.command_id),
+            )
         case facts.VerdictGiven():
             db.execute(
                 "UPDATE executions SET reward=?, verdict=?, num_trainable_tokens=?"
@@ -106,8 +113,8 @@ def _apply_command(db: sqlite3.Connection, now_s: float, command: commands.AnyCo
             _dispatch(db, now_s, command, command.executions, None)
         case commands.Launch():
             db.execute(
-                "UPDATE executions SET engine=?, launched_s=? WHERE execution=?",
-                (command.engine, now_s, command.execution),
+                "UPDATE executions SET engine=?, launched_s=?, launch_command=? WHERE execution=?",
+                (command.engine, now_s, command.command_id, command.execution),
             )
         case commands.Cancel(was_queued=True):
             _close(db, now_s, command.execution, facts.Outcome.CANCELLED.value)
