@@ -7,6 +7,7 @@ Invariants are checked after each event against the world's own books.
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from opengyre.control.cells import CellRole, EngineState
 from opengyre.control.config import SchedulerConfig
 from opengyre.control.ids import EngineId, ExecutionId, GroupId
 from opengyre.control.scheduler import Scheduler
+from opengyre.control.view import SchedulerView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class WorldStep:
     offered: list[GroupId] = field(default_factory=list)
     holder: dict[GroupId, int | None] = field(default_factory=dict)
     done: set[GroupId] = field(default_factory=set)
-    members: set[int] = field(default_factory=lambda: {0})
+    incarnation_by_member: dict[int, int] = field(default_factory=dict)
     busy: set[int] = field(default_factory=set)
     close: c.CloseStep | None = None
 
@@ -90,9 +92,12 @@ class World:
         self.durable_step = 0
         self.published_version = self.durable_version = config.initial_version
         self.had_loss = False
+        self.died_in_burst: set[int] = set()
         self.counts: dict[str, int] = {}
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
+        self._inbox: deque[f.Fact] = deque()
+        self._launches: dict[int, ExecutionId] = {}
         self._last_w = 0
         self._is_boundary = True
 
@@ -114,7 +119,10 @@ class World:
 
     def _advance(self) -> None:
         wakeup_s = self.scheduler.next_wakeup_s()
-        if wakeup_s is not None and (not self._heap or wakeup_s <= self._heap[0][0]):
+        if self._inbox:
+            while self._inbox:
+                self._observe(self._inbox.popleft())
+        elif wakeup_s is not None and (not self._heap or wakeup_s <= self._heap[0][0]):
             assert wakeup_s > self.now_s
             self.now_s = wakeup_s
         else:
@@ -125,16 +133,22 @@ class World:
         self._decide()
 
     def tell(self, fact: f.Fact) -> None:
+        """Facts reach the scheduler in order, after the command or event that made them."""
+        self._inbox.append(fact)
+        if self.rng.random() < self.weather.doubled_rate:
+            self._inbox.append(fact)
+
+    def _observe(self, fact: f.Fact) -> None:
         if isinstance(fact, f.ExecutionClosed) and fact.execution not in self.closed:
             self.closed[fact.execution] = fact.outcome
             self.place.pop(fact.execution, None)
+        if isinstance(fact, f.CommandFailed) and fact.command_id in self._launches:
+            execution = self._launches[fact.command_id]
+            self.closed.setdefault(execution, f.Outcome.FAILED)
+            self.place.pop(execution, None)
         self.journal.append((self.now_s, fact))
         self.scheduler.observe(fact, self.now_s)
         self._check()
-        if self.rng.random() < self.weather.doubled_rate:
-            self.journal.append((self.now_s, fact))
-            self.scheduler.observe(fact, self.now_s)
-            self._check()
 
     def _decide(self) -> None:
         plan = self.scheduler.decide(self.now_s)
@@ -182,11 +196,9 @@ class World:
             self.step = None
             for step in [one for one in self.consumed if one > self.durable_step]:
                 del self.consumed[step]
-        elif engine.cell is not None:
-            self._drop(engine.cell)
-        self.tell(
-            f.EngineLost(engine=name, incarnation=engine.incarnation, reason="it was killed")
-        )
+        if engine.cell is not None:
+            self.died_in_burst.add(engine.cell)
+        self.tell(f.EngineLost(engine=name, incarnation=engine.incarnation, reason="it was killed"))
         is_gone = engine.cell != 0 and self.rng.random() < self.weather.never_restarts_rate
         if not is_gone:
             self.at(self._delay_s(self.weather.restart_s), lambda: self._start(engine))
@@ -197,18 +209,9 @@ class World:
         match command:
             case c.EndRun():
                 self.end = command
-            case c.DispatchGroups():
+            case c.DispatchGroups() | c.DispatchEval():
                 self._note_boundary()
-                self.num_dispatched += sum(len(members) for _, members in command.groups)
-                self.members_by_group.update(command.groups)
-                for group, _ in command.groups:
-                    self.version_by_group[group] = command.version
-                self._answer(command)
-            case c.DispatchEval():
-                self._note_boundary()
-                self.num_dispatched += len(command.executions)
-                self.evals.update(command.executions)
-                self._answer(command)
+                self._dispatch(command)
             case c.Launch():
                 self._launch(command)
             case c.Cancel():
@@ -217,17 +220,48 @@ class World:
                 self.kill(command.engine)
                 self._answer(command)
             case c.Offer():
-                if self.step is not None and self.step.step == command.step:
-                    self.step.offered = [
-                        one for one in command.groups if one not in self.step.holder
-                    ]
-                    self._claims()
-                self._answer(command)
+                self._offer(command)
+            case c.CloseStep():
+                self._close_step(command)
             case _:
+                if isinstance(command, c.CloseDoor):
+                    assert self._capacity() >= self.num_dispatched - len(self.closed)
                 self._answer_later(command)
 
+    def _dispatch(self, command: c.DispatchGroups | c.DispatchEval) -> None:
+        self._answer(command)
+        if isinstance(command, c.DispatchEval):
+            self.num_dispatched += len(command.executions)
+            self.evals.update(command.executions)
+            return
+        self.num_dispatched += sum(len(members) for _, members in command.groups)
+        self.members_by_group.update(command.groups)
+        self.version_by_group.update({group: command.version for group, _ in command.groups})
+
+    def _offer(self, command: c.Offer) -> None:
+        if self.step is not None and self.step.step == command.step:
+            self.step.offered = [one for one in command.groups if one not in self.step.holder]
+            self._claims()
+        self._answer(command)
+
+    def _close_step(self, command: c.CloseStep) -> None:
+        self._answer_later(command)
+        assert self.step is not None
+        assert command.num_groups == len(self.step.holder)
+        self.step.close = command
+        self._claims()
+
     def _note_boundary(self) -> None:
+        """Losses are over once every engine serves or returns; dead cells leave the order."""
         self._is_boundary = True
+        lost = (EngineState.ABSENT, EngineState.QUARANTINED)
+        view = self.scheduler.snapshot()
+        self.had_loss = any(one.state in lost for one in view.engines)
+        self.died_in_burst = {
+            one.cell
+            for one in view.engines
+            if one.cell is not None and one.state is EngineState.ABSENT
+        }
 
     def _launch(self, command: c.Launch) -> None:
         execution = command.execution
@@ -246,8 +280,7 @@ class World:
     def _launch_fails(self, command: c.Launch) -> None:
         if command.execution in self.closed:
             return
-        self.closed[command.execution] = f.Outcome.FAILED
-        self.place.pop(command.execution, None)
+        self._launches[command.command_id] = command.execution
         self.tell(f.CommandFailed(command_id=command.command_id, reason="no sandbox"))
 
     def _cancel(self, command: c.Cancel) -> None:
@@ -278,8 +311,7 @@ class World:
         self.at(self._delay_s(0.3), lambda: self.tell(verdict))
 
     def _answer(self, command: c.AnyCommand) -> None:
-        answer = f.CommandApplied(command_id=command.command_id)
-        self.at(0.0, lambda: self.tell(answer))
+        self.tell(f.CommandApplied(command_id=command.command_id))
 
     def _answer_later(self, command: c.AnyCommand) -> None:
         """In order per engine; an engine that died meanwhile answers nothing."""
@@ -292,9 +324,7 @@ class World:
             return
         engine.line_free_s = max(engine.line_free_s, self.now_s) + delay_s
         incarnation = engine.incarnation
-        self.at(
-            engine.line_free_s - self.now_s, lambda: self._done(command, engine, incarnation)
-        )
+        self.at(engine.line_free_s - self.now_s, lambda: self._done(command, engine, incarnation))
 
     def _engine_of(self, command: c.AnyCommand) -> WorldEngine | None:
         match command:
@@ -315,35 +345,23 @@ class World:
             return
         is_fragile = not isinstance(command, c.Checkpoint)
         if is_fragile and self.rng.random() < self.weather.fail_rate:
-            kind = f.CommandUnknown if self.rng.random() < 0.3 else f.CommandFailed
+            kind = f.CommandUnknown if self.rng.random() < 0.5 else f.CommandFailed
+            if kind is f.CommandUnknown and self.rng.random() < 0.5:
+                self._effect(command)
             self.tell(kind(command_id=command.command_id, reason="the weather"))
             return
         if isinstance(command, c.CloseStep):
-            if self.step is not None and self.step.step == command.step:
-                self.step.close = command
-                self._claims()
             return
         self._effect(command)
         self.tell(f.CommandApplied(command_id=command.command_id))
 
     def _effect(self, command: c.AnyCommand) -> None:
         match command:
-            case c.CloseDoor():
-                self.engines[command.engine].is_door_open = False
-            case c.OpenDoor():
-                engine = self.engines[command.engine]
-                assert not engine.is_training
-                engine.is_door_open = True
-            case c.Publish():
-                engine = self.engines[command.engine]
-                assert not engine.is_training
-                engine.version, engine.is_door_open = command.version, True
-            case c.Freeze():
-                assert not self.engines[command.engine].is_door_open
+            case c.CloseDoor() | c.OpenDoor() | c.Publish() | c.Freeze():
+                self._engine_effect(command, self.engines[command.engine])
             case c.Reroute():
-                for execution, destination in command.moves:
-                    if execution not in self.closed:
-                        self.place[execution] = destination
+                moves = dict(command.moves)
+                self.place.update({e: to for e, to in moves.items() if e not in self.closed})
             case c.EnterTraining():
                 self._cell(command.cell).is_training = True
             case c.LeaveTraining():
@@ -357,11 +375,27 @@ class World:
             case _:
                 self._step_effect(command)
 
+    def _engine_effect(
+        self, command: c.CloseDoor | c.OpenDoor | c.Publish | c.Freeze, engine: WorldEngine
+    ) -> None:
+        assert not engine.is_training
+        match command:
+            case c.CloseDoor():
+                engine.is_door_open = False
+            case c.OpenDoor():
+                engine.is_door_open = True
+            case c.Publish():
+                engine.version, engine.is_door_open = command.version, True
+            case c.Freeze():
+                assert not engine.is_door_open
+                assert engine.engine not in self.place.values()
+
     def _step_effect(self, command: c.AnyCommand) -> None:
         match command:
             case c.OpenStep():
                 assert self.step is None
                 self.step = WorldStep(step=command.step, version=command.version)
+                self._join(self.step, 0)
             case c.AbandonStep():
                 if self.step is not None and self.step.step == command.step:
                     self.step = None
@@ -371,19 +405,28 @@ class World:
             case c.Admit():
                 step = self.step
                 if step is not None and step.step == command.step and step.close is None:
-                    step.members.add(command.cell)
+                    self._join(step, command.cell)
                     self.tell(f.MemberAdmitted(step=command.step, cell=command.cell))
                     self._claims()
             case _:
-                raise AssertionError(command)
+                assert isinstance(command, c.CloseStep)
 
     # ---- the stream
+
+    def _join(self, step: WorldStep, cell: int) -> None:
+        step.incarnation_by_member[cell] = self._cell(cell).incarnation
+
+    def _works(self, step: WorldStep, cell: int) -> bool:
+        engine = self._cell(cell)
+        return engine.is_alive and step.incarnation_by_member.get(cell) == engine.incarnation
 
     def _claims(self) -> None:
         step = self.step
         if step is None:
             return
-        for cell in sorted(step.members - step.busy):
+        for cell in sorted(step.incarnation_by_member):
+            if cell in step.busy or not self._works(step, cell):
+                continue
             lost = [group for group, holder in step.holder.items() if holder is None]
             fresh = step.offered if len(step.holder) < self.config.groups_per_step else []
             if not lost and not fresh:
@@ -392,19 +435,15 @@ class World:
             step.holder[group] = cell
             step.busy.add(cell)
             if not lost:
-                self.at(0.0, lambda one=step, name=group: self._tell_assigned(one, name))
+                self.tell(f.GroupAssigned(group=group, step=step.step))
             works_s = self._delay_s(self.weather.group_work_s)
             self.at(works_s, lambda one=step, name=group, by=cell: self._worked(one, name, by))
         closing = step.close
         if closing is not None and not step.busy and len(step.done) == len(step.holder):
-            assert closing.num_groups == len(step.holder)
-            self.at(0.0, lambda: self._commit(step))
-
-    def _tell_assigned(self, step: WorldStep, group: GroupId) -> None:
-        self.tell(f.GroupAssigned(group=group, step=step.step))
+            self._commit(step)
 
     def _worked(self, step: WorldStep, group: GroupId, cell: int) -> None:
-        if self.step is not step or step.holder.get(group) != cell or cell not in step.members:
+        if self.step is not step or not self._works(step, cell):
             return
         step.done.add(group)
         step.busy.discard(cell)
@@ -412,9 +451,9 @@ class World:
 
     def _drop(self, cell: int) -> None:
         step = self.step
-        if step is None or cell not in step.members:
+        if step is None or cell not in step.incarnation_by_member:
             return
-        step.members.discard(cell)
+        del step.incarnation_by_member[cell]
         step.busy.discard(cell)
         for group, holder in list(step.holder.items()):
             if holder != cell:
@@ -424,11 +463,8 @@ class World:
                 step.holder[group] = None
                 continue
             del step.holder[group]
-            self.at(0.0, lambda name=group: self._tell_returned(step, name))
+            self.tell(f.GroupReturned(group=group, step=step.step))
         self._claims()
-
-    def _tell_returned(self, step: WorldStep, group: GroupId) -> None:
-        self.tell(f.GroupReturned(group=group, step=step.step))
 
     def _commit(self, step: WorldStep) -> None:
         if self.step is not step:
@@ -457,12 +493,11 @@ class World:
         assert 0 <= view.finished <= view.launched <= view.dispatched
         assert w <= self._last_w or self._is_boundary, "w rose between two boundaries"
         self._last_w, self._is_boundary = w, False
-        self._check_engines()
-        self._check_prefix()
-        self._check_groups()
+        self._check_engines(view)
+        self._check_prefix(view)
+        self._check_groups(view)
 
-    def _check_engines(self) -> None:
-        view = self.scheduler.snapshot()
+    def _check_engines(self, view: SchedulerView) -> None:
         num_sitting = 0
         for one in view.engines:
             assert 0 <= one.num_used <= one.slots
@@ -472,29 +507,33 @@ class World:
                 assert self.engines[one.engine].version == one.verified_version
         assert num_sitting + view.num_queued + view.num_displaced == view.waterlevel
 
-    def _check_prefix(self) -> None:
-        view = self.scheduler.snapshot()
-        away = (CellRole.LEAVING, CellRole.TRAINING)
-        if view.phase is not Phase.RUNNING:
+    def _check_prefix(self, view: SchedulerView) -> None:
+        roles = view.role_by_cell
+        self.had_loss |= any(one.state is EngineState.QUARANTINED for one in view.engines)
+        if view.phase is not Phase.RUNNING or any(view.is_returning_by_cell):
             return
+        away = [
+            role in (CellRole.LEAVING, CellRole.TRAINING)
+            for cell, role in enumerate(roles)
+            if cell not in self.died_in_burst
+        ]
+        assert away == sorted(away, reverse=True), "the training set is a prefix"
         if not self.had_loss:
-            capacity = sum(
-                one.slots
-                for one in view.engines
-                if one.cell is None or view.role_by_cell[one.cell] is CellRole.ROLLOUT
-            )
-            assert view.capacity == capacity
-            is_at_boundary = CellRole.RETURNING in view.role_by_cell
-            if any(role in away for role in view.role_by_cell) and not is_at_boundary:
-                assert capacity >= view.waterlevel
-            flags = [role in away for role in view.role_by_cell]
-            if not is_at_boundary:
-                assert flags == sorted(flags, reverse=True), "the training set is a prefix"
+            assert view.capacity == self._capacity()
+            assert not any(away) or view.capacity >= view.waterlevel
 
-    def _check_groups(self) -> None:
+    def _capacity(self) -> int:
+        """Slots of living engines in role rollout, from the roles the scheduler shows."""
+        roles = self.scheduler.snapshot().role_by_cell
+        return sum(
+            one.slots
+            for one in self.engines.values()
+            if one.is_alive and (one.cell is None or roles[one.cell] is CellRole.ROLLOUT)
+        )
+
+    def _check_groups(self, view: SchedulerView) -> None:
         consumed = [group for groups in self.consumed.values() for group in groups]
         assert len(consumed) == len(set(consumed)), "a group was consumed twice"
-        view = self.scheduler.snapshot()
         num = view.num_live + view.num_ready + view.num_assigned
         num += view.num_void + view.num_consumed + view.num_dropped
         assert num == len(self.members_by_group)

@@ -3,13 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from tests.sim.control_world import Weather, World
 
-from opengyre.control import commands as c
-from opengyre.control import facts as f
 from opengyre.control.config import EngineSpec, SchedulerConfig
-from opengyre.control.ids import EngineId, cell_engine_id, standalone_engine_id
-from opengyre.control.scheduler import Scheduler
+from opengyre.control.ids import cell_engine_id, standalone_engine_id
+from tests.sim.control_world import Weather, World
 
 
 def make_config(*, num_cells: int = 3, num_standalone: int = 1, slots: int = 12, **numbers):

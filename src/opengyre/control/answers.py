@@ -11,12 +11,11 @@ from opengyre.control import boundary, members, moves, publication
 from opengyre.control import commands as c
 from opengyre.control.cells import CellRole, EngineState
 from opengyre.control.errors import InvariantError
-from opengyre.control.executions import ExecutionState
 from opengyre.control.facts import CommandApplied, CommandFailed, CommandUnknown, Outcome
 from opengyre.control.ids import EngineId
 from opengyre.control.recovery import drop_member
 from opengyre.control.run_state import RunState
-from opengyre.control.slots import release_slot
+from opengyre.control.slots import displace_one
 from opengyre.control.step_record import StepState
 
 REROUTE_RETRY_S = 1.0
@@ -125,9 +124,7 @@ def _reroute_failed(run: RunState, command: c.Reroute, now_s: float) -> None:
         execution = run.executions.unfinished.get(execution_id)
         if execution is None or execution.engine != destination:
             continue
-        release_slot(run, execution)
-        execution.move(ExecutionState.DISPLACED)
-        run.executions.displaced[execution_id] = execution
+        displace_one(run, execution)
 
 
 def _suspect(run: RunState, engine_id: EngineId, command: c.AnyCommand, reason: str) -> None:

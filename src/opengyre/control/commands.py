@@ -144,7 +144,11 @@ class Offer(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseStep(Command):
-    """No more groups: finish micro-steps, reduce, update (answered by StepCommitted)."""
+    """No more groups: finish micro-steps, reduce, update (answered by StepCommitted).
+
+    The stream closes at once, in the order of the plans: a DropMember after it takes no group
+    out of the step.
+    """
 
     step: int
     num_groups: int
@@ -152,7 +156,10 @@ class CloseStep(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropMember(Command):
-    """A cell left the open step (death, recall, deadline): its work returns to the stream."""
+    """A cell left the open step (death, recall, deadline): its work returns to the stream.
+
+    Groups that came back whole are told (GroupReturned) before this is answered.
+    """
 
     step: int
     cell: int
@@ -160,7 +167,10 @@ class DropMember(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonStep(Command):
-    """The core left or died: `step` is dropped, weights unchanged, to be redone."""
+    """The core left or died: `step` is dropped, weights unchanged, to be redone.
+
+    The next OpenStep, which may have the same number, comes only after its answer.
+    """
 
     step: int
 

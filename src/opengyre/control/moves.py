@@ -15,7 +15,7 @@ from opengyre.control.errors import InvariantError
 from opengyre.control.ids import CommandId
 from opengyre.control.reservations import reserve
 from opengyre.control.run_state import CORE, RunState
-from opengyre.control.slots import release_slot, take_slot
+from opengyre.control.slots import displace_one, release_slot, take_slot
 from opengyre.control.transition import LeavingStage, Transition
 
 RETRY_AFTER_S = 1.0
@@ -131,8 +131,8 @@ def _stage_failed(run: RunState, transition: Transition, now_s: float) -> None:
         why = f"{cell.name} failed at {transition.stage.value}: {transition.failure}"
         recovery.fence(run, run.engine_of(cell), why)
         return
-    if transition.stage is LeavingStage.REROUTING and not transition.is_unknown:
-        _move_back(run, transition)
+    if transition.stage is LeavingStage.REROUTING:
+        _undo_moves(run, transition)
     turn_back(run, now_s)
 
 
@@ -229,12 +229,15 @@ def _enter_command(run: RunState, cell: Cell, reason: str) -> CommandId:
     return out.add(EnterTraining(command_id=out.new_id(), reason=reason, cell=cell.cell))
 
 
-def _move_back(run: RunState, transition: Transition) -> None:
-    """No route was changed: who still lives sits at the source again."""
+def _undo_moves(run: RunState, transition: Transition) -> None:
+    """Failed: no route was changed, so they sit at the source again. Unknown: placed anew."""
     source = run.engine_of(run.cells[transition.cell])
     for execution_id, destination in transition.moves:
         execution = run.executions.unfinished.get(execution_id)
         if execution is None or execution.engine != destination:
+            continue
+        if transition.is_unknown:
+            displace_one(run, execution)
             continue
         release_slot(run, execution)
         take_slot(execution, source)

@@ -99,15 +99,14 @@ def tell_losses(run: RunState) -> None:
     """DropMember and AbandonStep for what was lost since the last plan."""
     out = run.outbox
     for step, reason in run.steps_to_abandon:
-        out.add(AbandonStep(command_id=out.new_id(), reason=reason, step=step))
+        run.abandon = out.add(AbandonStep(command_id=out.new_id(), reason=reason, step=step))
     run.steps_to_abandon.clear()
     if run.step is None:
         return
     for member in run.step.members.values():
-        if member.state is not MemberState.DROPPED or member.is_drop_told:
+        if member.state is not MemberState.DROPPED or member.drop is not None:
             continue
-        member.is_drop_told = True
-        out.add(
+        member.drop = out.add(
             DropMember(
                 command_id=out.new_id(),
                 reason=member.drop_reason,
@@ -133,7 +132,7 @@ def _lose_core(run: RunState, role: CellRole, why: str) -> None:
     """Everything since the last durable checkpoint is redone with the same groups."""
     run.num_core_losses += 1
     has_satellites = any(cell.role is CellRole.TRAINING for cell in run.cells)
-    is_training = run.burst.phase in (Phase.RUNNING, Phase.CHECKPOINTING, Phase.EXPOSING)
+    is_training = run.burst.phase in (Phase.RUNNING, Phase.CHECKPOINTING)
     was_wanted = has_satellites or role is CellRole.TRAINING or run.is_core_wanted
     run.is_core_wanted = is_training and was_wanted
     run.checkpoint = run.expose = None

@@ -70,6 +70,7 @@ class RunState:
     is_core_wanted: bool = False
     checkpoint: CommandId | None = None
     expose: CommandId | None = None
+    abandon: CommandId | None = None
     is_exposed: bool = False
     steps_to_abandon: list[tuple[int, str]] = field(default_factory=list)
     failure: str | None = None

@@ -35,10 +35,13 @@ def release_slot(run: RunState, execution: Execution) -> None:
 def displace(run: RunState, engine: Engine) -> None:
     """Its executions keep harness and workspace and wait for a slot elsewhere."""
     for execution_id in tuple(engine.live):
-        execution = run.executions.by_id[execution_id]
-        release_slot(run, execution)
-        execution.move(ExecutionState.DISPLACED)
-        run.executions.displaced[execution_id] = execution
+        displace_one(run, run.executions.by_id[execution_id])
+
+
+def displace_one(run: RunState, execution: Execution) -> None:
+    release_slot(run, execution)
+    execution.move(ExecutionState.DISPLACED)
+    run.executions.displaced[execution.execution] = execution
 
 
 def fill(run: RunState, now_s: float) -> None:

@@ -50,14 +50,15 @@ class Redo:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Member:
-    """A satellite of the step; it is dropped if it has not joined at `deadline_s`."""
+    """A satellite of the step; it is dropped if it has not joined at `deadline_s`. `admit` and
+    `drop` are the commands that asked for it."""
 
     cell: int
     deadline_s: float
     admit: CommandId
     state: MemberState = MemberState.ADMITTING
     drop_reason: str = ""
-    is_drop_told: bool = False
+    drop: CommandId | None = None
 
     def move(self, state: MemberState) -> None:
         if state not in MEMBER_TRANSITIONS[self.state]:

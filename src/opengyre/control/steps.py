@@ -32,7 +32,8 @@ def advance(run: RunState, now_s: float) -> None:
         return
     _offer(run, step)
     if run.need == 0:
-        _close(run, step)
+        if not _is_dropping(run, step):
+            _close(run, step)
         return
     _admit(run, step, now_s)
 
@@ -64,7 +65,8 @@ def committed(run: RunState, step: StepRecord, version: int) -> None:
 def _open_next(run: RunState) -> None:
     core, burst = run.core, run.burst
     is_free = core.role is CellRole.TRAINING and not core.must_return
-    if not is_free or burst.num_left <= 0 or run.outbox.is_pending(run.checkpoint):
+    is_waiting = run.outbox.is_pending(run.checkpoint) or run.outbox.is_pending(run.abandon)
+    if not is_free or burst.num_left <= 0 or is_waiting:
         return
     if not run.redo:
         _drop_overdue(run)
@@ -164,6 +166,11 @@ def _loads(run: RunState, held: Container[GroupId]) -> list[VersionLoad]:
         )
         for version in book.versions()
     ]
+
+
+def _is_dropping(run: RunState, step: StepRecord) -> bool:
+    """A member is being dropped: groups may still come back before that is answered."""
+    return any(run.outbox.is_pending(member.drop) for member in step.members.values())
 
 
 def _close(run: RunState, step: StepRecord) -> None:

@@ -29,7 +29,8 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerView:
-    """`threshold` is the highest w at which `next_cell` may leave: C_R - C_e. `steps_done` and
+    """`threshold` is the highest w at which `next_cell` may leave: C_R - C_e. A cell that is
+    returning may still be on its way into training. `steps_done` and
     the counts are of the whole run; `step` counts from 1."""
 
     phase: Phase
@@ -47,6 +48,7 @@ class SchedulerView:
     next_cell: int | None
     threshold: int | None
     role_by_cell: tuple[CellRole, ...]
+    is_returning_by_cell: tuple[bool, ...]
     engines: tuple[EngineView, ...]
     num_queued: int
     num_displaced: int
@@ -86,6 +88,9 @@ def take_view(run: RunState, now_s: float) -> SchedulerView:
         next_cell=None if following is None else following.cell,
         threshold=threshold,
         role_by_cell=tuple(cell.role for cell in run.cells),
+        is_returning_by_cell=tuple(
+            cell.must_return or cell.role is CellRole.RETURNING for cell in run.cells
+        ),
         engines=_engines(run),
         num_queued=len(run.executions.queue),
         num_displaced=len(run.executions.displaced),
