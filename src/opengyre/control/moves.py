@@ -65,7 +65,7 @@ def is_moving(run: RunState) -> bool:
     """A transition in either direction is under way."""
     if run.transition is not None:
         return True
-    return any(cell.role is CellRole.RETURNING or cell.must_return for cell in run.cells)
+    return any(cell.must_return or cell.role is CellRole.RETURNING for cell in run.cells)
 
 
 def start_next(run: RunState, now_s: float) -> None:

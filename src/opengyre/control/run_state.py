@@ -117,7 +117,13 @@ class RunState:
 
     @property
     def capacity(self) -> int:
-        return sum(engine.slots for engine in self.engines.values() if self.serves(engine))
+        slots = 0
+        for engine in self.engines.values():
+            if engine.state is EngineState.ABSENT or engine.state is EngineState.QUARANTINED:
+                continue
+            if engine.cell is None or self.cells[engine.cell].role is CellRole.ROLLOUT:
+                slots += engine.slots
+        return slots
 
     def engine_of(self, cell: Cell) -> Engine:
         return self.engines[cell.engine]
