@@ -231,6 +231,14 @@ async def all_chunks(chunks: AsyncIterator[Chunk]) -> list[Chunk]:
     return [chunk async for chunk in chunks]
 
 
+async def queued_chunks(chunks: AsyncIterator[Chunk]) -> list[Chunk]:
+    """The rest of a stream whose terminal chunk is queued already: reading it never waits."""
+    reading = asyncio.ensure_future(all_chunks(chunks))
+    await asyncio.sleep(0)
+    assert reading.done(), "the terminal chunk was not queued"
+    return await reading
+
+
 def _counting_answer(prompt_ids: list[int], seed: int) -> list[int]:
     """Depends on the last id alone, so it goes on the same from any point. Never ends by itself
     within the context."""

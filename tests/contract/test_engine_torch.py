@@ -177,15 +177,16 @@ def test_logits_that_are_not_finite_end_the_request_and_spoil_no_other() -> None
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
         with torch.no_grad():
             model.lm_head.weight[3] = sound
-        made = await collect(engine.submit(request(2, [3, 3, 3, 3, 3, 3], 6)))
+        made = await collect(engine.submit(request(2, [3] * 50, 6)))
         assert made.finish is Finish.ERROR
         assert "not finite" in made.reason
         with torch.no_grad():
             model.model.embed_tokens.weight[3] = sound
-        again = await asyncio.gather(
-            *(collect(engine.submit(request(10 + n, prompt_of(8), 6, seed=1))) for n in range(8))
-        )
-        assert all(one.ids == whole.ids for one in again)
+        asked = [request(10 + n, prompt_of(8), 6, seed=1) for n in range(7)]
+        longer = request(20, prompt_of(60), 6, seed=1)
+        again = await asyncio.gather(*(collect(engine.submit(one)) for one in [longer, *asked]))
+        assert [one.finish for one in again] == [Finish.LENGTH] * 8
+        assert all(one.ids == whole.ids for one in again[1:])
 
     play(scene)
 
