@@ -100,8 +100,17 @@ def _is_serving(run: Run, engine: str) -> bool:
 
 async def until_tokens_flow(run: Run) -> None:
     """Returns once the first turns were recorded."""
-    for _ in range(RUN_DEADLINE_S * 20):
-        if run.told.num_sampled_tokens:
+    await _until(lambda: run.told.num_sampled_tokens > 0)
+
+
+async def until_trains(run: Run, cell: int) -> None:
+    """Returns once `cell` holds a micro-step of an open step."""
+    await _until(lambda: run.steps.holds_work(cell))
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    for _ in range(RUN_DEADLINE_S * 100):
+        if is_so():
             return
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.01)
     raise TimeoutError

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from run_rig import Driven, drive, make_trails, stir, until_tokens_flow
+from run_rig import Driven, drive, make_trails, stir, until_tokens_flow, until_trains
 from typer.testing import CliRunner
 
 from opengyre.cli.main import app
@@ -113,6 +113,27 @@ def test_the_death_of_the_standalone_engine_costs_no_execution(
     assert set(killed.outcomes().values()) == {f.Outcome.COMPLETED}
     assert any(one.reason == "engine_lost" for one in killed.all(Continued))
     assert killed.completions() == undisturbed.completions()
+    assert_promises_are_kept(killed)
+
+
+@pytest.mark.parametrize("cell", ["c0", "c1"])
+def test_a_cell_that_dies_in_training_costs_no_group_and_no_execution(
+    tmp_path: Path, trails: Path, cell: str
+) -> None:
+    async def kill_in_training(run: Run) -> None:
+        await until_trains(run, int(cell[1:]))
+        os.kill(run.processes.pid(cell), signal.SIGKILL)
+        await asyncio.Event().wait()
+
+    slow = "training.emulated_tokens_per_s=2000"
+    killed = drive(tmp_path, trails, slow, watch=kill_in_training)
+    assert killed.end.exit_code == 0
+    assert [fact.engine for fact in killed.all(f.EngineLost)] == [cell]
+    assert set(killed.outcomes().values()) == {f.Outcome.COMPLETED}
+    accepted = {step.step: step.groups for step in killed.all(StepReport)}
+    groups = [group for step in accepted.values() for group in step]
+    assert len(accepted) == 6
+    assert len(groups) == len(set(groups)) == 24
     assert_promises_are_kept(killed)
 
 

@@ -8,7 +8,7 @@ version it verified.
 
 import asyncio
 import time
-from typing import Any, assert_never
+from typing import Any
 
 from opengyre.runtime import messages as m
 from opengyre.runtime.child import Child, run_child
@@ -53,40 +53,27 @@ class CellProcess:
         return self._parts.backend
 
     async def _train(self, message: Any, backend: CellBackend) -> m.Message:
-        compute = self._parts.compute
+        """The two halves of a role change; all else is about steps."""
+        compute, engine = self._parts.compute, self._parts.engine
         match message:
             case m.BeTrainer():
-                await self._parts.engine.pause()
-                await self._parts.engine.release()
+                await engine.pause()
+                await engine.release()
                 await compute.run(backend.enter_training)
                 return m.RoleTaken(memory_bytes=resident_bytes())
             case m.BeEngine():
                 await self._stop_claims()
                 await compute.run(backend.leave_training)
-                await self._parts.engine.restore()
+                await engine.restore()
                 return await self._load(message.version, message.snapshot)
-            case m.ExposeWeights():
-                snapshot = await compute.run(backend.expose_weights, message.version)
-                return m.Exposed(snapshot=snapshot)
             case m.JoinStep():
                 return await self._join(message, backend)
-            case m.ShareGradients():
-                shared, counts = await compute.run(backend.expose_gradients, message.step)
-                return m.Gradients(snapshot=shared, counts=counts)
-            case m.ReduceStep():
-                members = [(one.snapshot, one.counts) for one in message.members]
-                return m.Reduced(counts=await compute.run(backend.reduce, members))
-            case m.UpdateStep():
-                return m.Updated(norms=await compute.run(backend.update, message.version))
             case m.DropStep():
                 await self._stop_claims()
                 await compute.run(backend.drop_sums)
                 return m.Done()
-            case m.SaveState():
-                await compute.run(backend.save, message.folder)
-                return m.Done()
             case _:
-                assert_never(message)
+                return await compute.run(_compute_for_step, message, backend)
 
     async def _load(self, version: int, snapshot: Descriptor) -> m.Loaded:
         """Pause, pull, verify, write in place, switch the version, resume (all or nothing)."""
@@ -141,6 +128,29 @@ class CellProcess:
         if claims is not None:
             claims.cancel()
             await asyncio.wait([claims])
+
+
+def _compute_for_step(message: Any, backend: CellBackend) -> m.Message:
+    """In the compute thread: what needs nothing but the training side."""
+    match message:
+        case m.ExposeWeights():
+            return m.Exposed(snapshot=backend.expose_weights(message.version))
+        case m.ShareGradients():
+            snapshot, counts = backend.expose_gradients(message.step)
+            return m.Gradients(snapshot=snapshot, counts=counts)
+        case m.ReduceStep():
+            members = [(one.snapshot, one.counts) for one in message.members]
+            return m.Reduced(counts=backend.reduce(members))
+        case m.UpdateStep():
+            return m.Updated(norms=backend.update(message.version))
+        case m.SaveState():
+            backend.save(message.folder)
+        case m.RestoreState():
+            backend.restore(message.folder)
+        case _:
+            what = f"does not take {type(message).__name__}"
+            raise BoundaryError("cell", what, retryable=False)
+    return m.Done()
 
 
 async def main(address: str, child: Child) -> None:

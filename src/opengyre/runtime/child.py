@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from opengyre.runtime.launcher import die_with_parent
-from opengyre.runtime.messages import ALL, Done, Hello, Message, Quit
+from opengyre.runtime.messages import ALL, CannotStart, Done, Hello, Message, Quit
+from opengyre.seams.errors import ConfigError, words_of
 from opengyre.transport.framed import Peer, Wire, connect
 
 WIRE = Wire(*ALL)
@@ -26,11 +27,13 @@ class Child:
         self.name = name
         self.incarnation = incarnation
         self.quit = asyncio.Event()
+        self._address = ""
         self.peer: Peer | None = None
         self._handler: Callable[[Any], Awaitable[Message | None]] | None = None
 
     async def connect(self, address: str, tasks: asyncio.TaskGroup) -> Any:
         """Say hello; returns the setup message for this process."""
+        self._address = address
         self.peer = await connect(
             address, wire=WIRE, handler=self._handle, name=f"{self.name} to controller"
         )
@@ -45,6 +48,13 @@ class Child:
         """Send without an answer."""
         if self.peer is not None:
             self.peer.notify(message)
+
+    async def give_up(self, reason: str) -> None:
+        """Say why this process cannot start, on a connection of its own."""
+        peer = await connect(self._address, wire=WIRE, handler=self._handle, name=self.name)
+        peer.notify(CannotStart(name=self.name, incarnation=self.incarnation, reason=reason))
+        await peer.flush()
+        peer.close()
 
     def hang_up(self) -> None:
         if self.peer is not None:
@@ -71,7 +81,12 @@ def run_child(main: Callable[[str, Child], Awaitable[None]]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     address, name, incarnation = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
-    async def body() -> None:
-        await main(address, Child(name, incarnation))
+    asyncio.run(_run(main, address, Child(name, incarnation)))
 
-    asyncio.run(body())
+
+async def _run(main: Callable[[str, Child], Awaitable[None]], address: str, child: Child) -> None:
+    """A ConfigError ends the process in order: the controller is told the user's line."""
+    try:
+        await main(address, child)
+    except* ConfigError as group:
+        await child.give_up(words_of(group))

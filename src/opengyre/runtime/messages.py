@@ -31,6 +31,14 @@ class Hello(Message, frozen=True, kw_only=True):
     pid: int
 
 
+class CannotStart(Message, frozen=True, kw_only=True):
+    """The user's input does not let this process start; it ends now."""
+
+    name: str
+    incarnation: int
+    reason: str
+
+
 class CellSetup(Message, frozen=True, kw_only=True):
     """`config_json` is the resolved run config; `cell` is None for a standalone engine."""
 
@@ -147,6 +155,12 @@ class DropStep(Message, frozen=True, kw_only=True):
 
 
 class SaveState(Message, frozen=True, kw_only=True):
+    folder: str
+
+
+class RestoreState(Message, frozen=True, kw_only=True):
+    """A core that was started again: weights and optimizer of the last durable checkpoint."""
+
     folder: str
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from opengyre.runtime.child import WIRE
 from opengyre.runtime.launcher import LocalLauncher
-from opengyre.runtime.messages import CellReady, GatewayReady, Hello, Message, Quit
-from opengyre.seams.errors import BoundaryError
+from opengyre.runtime.messages import CannotStart, CellReady, GatewayReady, Hello, Message, Quit
+from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.transport.framed import Peer, serve
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,10 @@ class Processes:
         self._server, self._address = await serve(self._address, self._greet)
 
     async def start(self, name: str, *, incarnation: int, module: str, setup: Message) -> Any:
-        """Start a child and return its ready message. Raises BoundaryError if it does not come."""
+        """Start a child and return its ready message.
+
+        Raises BoundaryError if it does not come, ConfigError if the user's input is at fault.
+        """
         member = Member(name=name, incarnation=incarnation, setup=setup)
         self._members[name] = member
         member.pid = await self._launcher.start(name, incarnation, module, self._address)
@@ -66,6 +69,12 @@ class Processes:
         except TimeoutError as error:
             what = f"{name} was not ready in {START_TIMEOUT_S:g} s; see its log"
             raise BoundaryError("process", what, retryable=False) from error
+
+    def _refuse(self, message: CannotStart) -> None:
+        """The user's input does not let a child start."""
+        member = self._members.get(message.name)
+        if member is not None and not member.ready.done():
+            member.ready.set_exception(ConfigError(message.reason))
 
     def _announce(self, name: str, message: Message) -> None:
         """A child said that it is ready."""
@@ -131,6 +140,9 @@ class Processes:
             if isinstance(message, Hello):
                 who.append(message.name)
                 return self._welcome(message, peer)
+            if isinstance(message, CannotStart):
+                self._refuse(message)
+                return None
             if not who or self._handler is None:
                 return None
             if isinstance(message, CellReady | GatewayReady):

@@ -8,9 +8,10 @@ is told and gone, the journal is whole, and the summary says how it ended.
 import asyncio
 import contextlib
 import logging
+import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ from opengyre.runtime.processes import Processes
 from opengyre.runtime.results import Results, run_started
 from opengyre.runtime.rows import TrainingRows
 from opengyre.runtime.steps import StepParts, Steps
-from opengyre.runtime.supervise import Places, Supervisor
+from opengyre.runtime.supervise import Durable, Places, Supervisor
 from opengyre.runtime.told import Told
-from opengyre.seams.errors import BoundaryError
+from opengyre.seams.errors import BoundaryError, ConfigError, leaves, words_of
 from opengyre.store.checkpoints import Checkpoints
 from opengyre.store.journal import Journal, open_journal
 from opengyre.store.observations import AnyObservation, RunEnded, StepReport
@@ -94,6 +95,35 @@ class OpenRun:
         return self.prepared.config
 
 
+@contextlib.contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """What the shell logs goes to the run folder, not between the lines of a terminal view."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+    root = logging.getLogger("opengyre")
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    root.propagate = False
+    try:
+        yield
+    finally:
+        root.propagate = True
+        root.removeHandler(handler)
+        handler.close()
+
+
+@contextlib.contextmanager
+def new_run_folder(path: Path, config: RunConfig) -> Iterator[RunFolder]:
+    """Made whole; gone again if the user's input lets no process start. Raises ConfigError."""
+    folder = create_run_folder(path, config.model_dump(mode="json"))
+    try:
+        yield folder
+    except BaseException as error:
+        if any(isinstance(leaf, ConfigError) for leaf in leaves(error)):
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
 @contextlib.asynccontextmanager
 async def open_run(
     prepared: Prepared, folder_path: Path, *, is_unsafe_allowed: bool
@@ -107,7 +137,8 @@ async def open_run(
         sandbox = await stack.enter_async_context(
             open_sandbox(work, read_only_paths=(program,), is_unsafe_allowed=is_unsafe_allowed)
         )
-        folder = create_run_folder(folder_path, config.model_dump(mode="json"))
+        folder = stack.enter_context(new_run_folder(folder_path, config))
+        stack.enter_context(logging_to(folder.logs / "controller.log"))
         journal = await stack.enter_async_context(open_journal(folder.db))
         yield OpenRun(
             prepared=prepared,
@@ -138,6 +169,7 @@ class Run:
             baseline=Baseline(config.training.advantage),
             eps=config.training.advantage_eps,
         )
+        self._durable: Durable | None = None
         self._checkpoints = Checkpoints(opened.folder.checkpoints)
         socket = opened.sockets / "controller.sock"
         self.processes = Processes(opened.folder.logs, address=f"unix:{socket}")
@@ -175,7 +207,7 @@ class Run:
                 await self.processes.quit_all()
             is_failed, reason = applier.is_failed, applier.end_reason
         except* BoundaryError as group:
-            reason = "; ".join(str(error) for error in _leaves(group))
+            reason = words_of(group)
         finally:
             await self.processes.quit_all()
         return self._ended(is_failed=is_failed, reason=reason)
@@ -202,10 +234,10 @@ class Run:
             processes=self.processes,
             inbox=self.inbox,
             steps=self.steps,
-            tasks=tasks,
+            durable=lambda: self._durable,
         )
         await self.processes.listen(self.told.handle, self._supervisor.died)
-        gateway = await self._supervisor.start_all()
+        gateway = await self._supervisor.start_all(tasks)
         executions = Executions(
             self._execution_parts(f"http://{gateway.host}:{gateway.port}"),
             book=self.book,
@@ -266,6 +298,7 @@ class Run:
         folder = self._checkpoints.begin(step)
         await self.processes.call("c0", m.SaveState(folder=str(folder)))
         await asyncio.to_thread(self._checkpoints.commit, step, version=version)
+        self._durable = Durable(version=version, folder=self._checkpoints.path(step))
         self._checkpoints.retain(self.opened.config.store.keep_checkpoints)
 
     def _ended(self, *, is_failed: bool, reason: str) -> RunEnd:
@@ -273,13 +306,6 @@ class Run:
         self.observe(ended)
         code = 1 if is_failed else (3 if self.is_interrupted else 0)
         return RunEnd(folder=self.opened.folder.path, exit_code=code, reason=reason)
-
-
-def _leaves(group: BaseExceptionGroup[BoundaryError]) -> list[BoundaryError]:
-    found: list[BoundaryError] = []
-    for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
 
 
 async def train(
@@ -290,13 +316,23 @@ async def train(
     watch: Watch,
 ) -> RunEnd:
     """One run. SIGINT and SIGTERM end it in order; raises ConfigError for the user's input."""
-    async with open_run(prepared, folder, is_unsafe_allowed=is_unsafe_allowed) as opened:
-        run = Run(opened)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, run.interrupt, signal.Signals(number).name)
-        try:
-            return await run.drive(watch)
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+    try:
+        async with open_run(prepared, folder, is_unsafe_allowed=is_unsafe_allowed) as opened:
+            run = Run(opened)
+            with interrupted_by_signals(run):
+                return await run.drive(watch)
+    except* ConfigError as group:
+        raise ConfigError(words_of(group)) from None
+
+
+@contextlib.contextmanager
+def interrupted_by_signals(run: Run) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, run.interrupt, signal.Signals(number).name)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

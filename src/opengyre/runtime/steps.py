@@ -86,6 +86,11 @@ class Steps:
             self._snapshots = {version: exposed.snapshot}
         return self._snapshots[version]
 
+    async def expose_anew(self, version: int) -> Descriptor:
+        """A core that was started again exposes what it restored."""
+        self._snapshots.clear()
+        return await self.expose(version)
+
     async def publish(self, version: int) -> None:
         """From now on `version` is what engines load."""
         self._published = {version: await self.expose(version)}
@@ -189,6 +194,12 @@ class Steps:
             self.num_tokens_trained += told.num_tokens
             self._observe(_done_row(told, micro_step))
             self._wake()
+
+    def holds_work(self, cell: int) -> bool:
+        """Has `cell` claimed a micro-step of the open step."""
+        if self._open is None:
+            return False
+        return any(holder == cell for holder, _ in self._open.claimed.values())
 
     def overdue(self) -> tuple[int, ...]:
         """Cells that hold a claim longer than its lease: hung, to be fenced."""

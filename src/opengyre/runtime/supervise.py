@@ -7,6 +7,7 @@ load now; a name is started again at most `MAX_RESTARTS` times; the gateway's de
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from opengyre.control.facts import EngineLost, EngineReady
 from opengyre.runtime import messages as m
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.processes import Processes
-from opengyre.runtime.steps import Steps
-from opengyre.seams.errors import BoundaryError
+from opengyre.runtime.steps import CORE, Steps
+from opengyre.seams.errors import BoundaryError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,14 @@ MAX_RESTARTS = 3
 HANG_CHECK_S = 1.0
 CELL_MODULE = "opengyre.runtime.cell_process"
 GATEWAY_MODULE = "opengyre.runtime.gateway_process"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durable:
+    """The last durable checkpoint."""
+
+    version: int
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +54,21 @@ class Supervisor:
         processes: Processes,
         inbox: Inbox,
         steps: Steps,
-        tasks: asyncio.TaskGroup,
+        durable: Callable[[], Durable | None],
     ) -> None:
         self._engines = {str(spec.engine): spec for spec in engines}
         self._places = places
         self._processes = processes
         self._inbox = inbox
         self._steps = steps
-        self._tasks = tasks
+        self._durable = durable
+        self._tasks: asyncio.TaskGroup | None = None
         self._incarnations = dict.fromkeys(self._engines, 0)
 
-    async def start_all(self) -> m.GatewayReady:
-        """Everything at once, since imports are what a start costs; returns the gateway's port."""
+    async def start_all(self, tasks: asyncio.TaskGroup) -> m.GatewayReady:
+        """Everything at once, since imports are what a start costs; returns the gateway's port.
+        What replaces the dead later runs in `tasks`."""
+        self._tasks = tasks
         setup = m.GatewaySetup(
             config_json=self._places.config_json, tokens_dir=str(self._places.tokens_dir)
         )
@@ -72,6 +84,8 @@ class Supervisor:
 
     def died(self, name: str, incarnation: int, reason: str) -> None:
         """Told by Processes, once per incarnation."""
+        if self._tasks is None:
+            return
         if name == "gateway":
             self._tasks.create_task(_fail(BoundaryError("gateway", reason, retryable=False)))
             return
@@ -94,7 +108,7 @@ class Supervisor:
             return
         try:
             await self._announce(await self._start(name))
-        except BoundaryError as error:
+        except (BoundaryError, ConfigError) as error:
             log.warning("%s could not be replaced: %s", name, error)
 
     async def _start(self, engine: str) -> m.CellReady:
@@ -117,9 +131,12 @@ class Supervisor:
         return ready
 
     async def _announce(self, ready: m.CellReady) -> None:
-        """Bring it to the version engines load now, connect it, tell the scheduler."""
+        """Bring it to its version, connect it, tell the scheduler."""
         version = ready.version
-        if (published := self._steps.last_published) is not None:
+        if ready.engine == CORE and (durable := self._durable()) is not None:
+            version = durable.version
+            await self._restore_core(durable)
+        elif (published := self._steps.last_published) is not None:
             version, snapshot = published
             message = m.LoadVersion(version=version, snapshot=snapshot)
             await self._processes.call(ready.engine, message)
@@ -129,6 +146,13 @@ class Supervisor:
         await self._processes.call("gateway", connect)
         engine = self._engines[ready.engine].engine
         self._inbox.tell(EngineReady(engine=engine, incarnation=ready.incarnation, version=version))
+
+    async def _restore_core(self, durable: Durable) -> None:
+        """Weights and optimizer from disk; what the dead core exposed is not asked for again."""
+        call = self._processes.call
+        await call(CORE, m.RestoreState(folder=str(durable.folder)))
+        snapshot = await self._steps.expose_anew(durable.version)
+        await call(CORE, m.LoadVersion(version=durable.version, snapshot=snapshot))
 
 
 async def _fail(error: BoundaryError) -> None:

@@ -24,3 +24,15 @@ class BoundaryError(Exception):
         self.boundary = boundary
         self.reason = reason
         self.retryable = retryable
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The errors inside nested groups, in order; of a plain error, itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for one in error.exceptions for leaf in leaves(one)]
+
+
+def words_of(error: BaseException) -> str:
+    """What the errors of a group say, each once, one line each."""
+    return "\n".join(dict.fromkeys(str(leaf) for leaf in leaves(error)))
