@@ -18,6 +18,7 @@ from opengyre.gateway.body import MAX_BODY_BYTES
 from opengyre.gateway.request import Refusal
 
 BODY_TIMEOUT_S = 60.0
+_MAX_DISCARDED_BYTES = 4 * MAX_BODY_BYTES
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -52,9 +53,6 @@ class Connection:
 
     async def read_body(self) -> bytes:
         """Raises Refusal for a body that is too large or too slow, ClientLeft if it is cut."""
-        length = self.header("content-length")
-        if length.isdigit() and int(length) > MAX_BODY_BYTES:
-            raise _too_large()
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 return await self._read_parts()
@@ -96,19 +94,19 @@ class Connection:
             await self.watch()
 
     async def _read_parts(self) -> bytes:
+        """What is too large is read on and dropped: a client that still writes sees no answer."""
         parts: list[bytes] = []
         size = 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > MAX_BODY_BYTES:
-                raise _too_large()
-            if not message.get("more_body", False):
+            part = message.get("body", b"")
+            size += len(part)
+            if size <= MAX_BODY_BYTES:
+                parts.append(part)
+            is_last = not message.get("more_body", False)
+            if is_last and size <= MAX_BODY_BYTES:
                 return b"".join(parts)
-
-
-def _too_large() -> Refusal:
-    return Refusal(f"the body exceeds {MAX_BODY_BYTES} bytes", status=413)
+            if is_last or size > _MAX_DISCARDED_BYTES:
+                raise Refusal(f"the body exceeds {MAX_BODY_BYTES} bytes", status=413)

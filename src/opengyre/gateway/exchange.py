@@ -56,8 +56,18 @@ class Exchange:
         self._refusal: Refusal | None = None
 
     def abort(self) -> None:
-        """The session closes: the client is cut off, the request is cancelled at its engine."""
+        """The client is cut off; its request is cancelled at the engine."""
         self._connection.abort()
+
+    def is_same_body(self, body_key: bytes) -> bool:
+        """True while its answer is not out and another request with this body may be a retry."""
+        return not self._is_committed and self._parts.attempt.body_key == body_key
+
+    def yield_to_retry(self, *, is_marked: bool) -> None:
+        """Abandoned at once if its client is gone or says that it tries again."""
+        if is_marked or self._connection.is_gone:
+            self.abort()
+            self._parts.session.abandon(self._parts.attempt)
 
     async def run(self) -> None:
         """Serve it; a client that left is an outcome, not an error.

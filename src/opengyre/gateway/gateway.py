@@ -24,7 +24,7 @@ from opengyre.gateway.recording import RecordQueue
 from opengyre.gateway.rendering import ModelRenderer
 from opengyre.gateway.request import Refusal, RefusalKind, Sampling
 from opengyre.gateway.routing import Routing
-from opengyre.gateway.server import serve_gateway
+from opengyre.gateway.server import bind, serve_gateway
 from opengyre.gateway.sessions import Attempt, Session
 from opengyre.seams.engine import GenerateRequest, RequestEngine
 from opengyre.seams.recorder import Recorder
@@ -117,14 +117,13 @@ class Gateway:
             model=self._settings.model,
             created_s=int(time.time()),
         )
+        sock = bind(self._settings.host, self._settings.port)
+        self.host, self.port = sock.getsockname()[:2]
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             worker = tasks.create_task(self._records.run())
             stack.callback(worker.cancel)
-            serving = serve_gateway(
-                make_app(surface), host=self._settings.host, port=self._settings.port
-            )
-            self.host, self.port = await stack.enter_async_context(serving)
+            await stack.enter_async_context(serve_gateway(make_app(surface), sock))
             stack.push_async_callback(self._close_all)
             self._stack = stack.pop_all()
         return self
@@ -223,12 +222,14 @@ class Gateway:
     async def _complete(self, execution: str, connection: Connection, body: bytes) -> None:
         raw = bodies.decode_object(body)
         request = openai_chat.parse(raw)
+        body_key = bodies.digest(raw)
+        await self._settle_retried(execution, connection, body_key)
         one = self._open.get(execution)
         if one is None:
             raise Refusal("this execution is over", kind=RefusalKind.UNAUTHORIZED)
         if len(one.running) >= MAX_RUNNING_PER_SESSION:
             raise Refusal("too many requests at once", kind=RefusalKind.UNAVAILABLE, status=429)
-        attempt = one.session.admit(request, body=body, body_key=bodies.digest(raw))
+        attempt = one.session.admit(request, body=body, body_key=body_key)
         exchange = self._exchange(one, attempt, connection)
         one.running.add(exchange)
         try:
@@ -237,6 +238,18 @@ class Gateway:
             await self._records.put(exchange.record())
             one.running.discard(exchange)
             one.idle.set()
+
+    async def _settle_retried(
+        self, execution: str, connection: Connection, body_key: bytes
+    ) -> None:
+        """A retry may overtake the news that the client left its earlier attempt."""
+        one = self._open.get(execution)
+        same = [e for e in one.running if e.is_same_body(body_key)] if one else []
+        if same:
+            await asyncio.sleep(0)
+        is_marked = connection.header("x-stainless-retry-count") not in ("", "0")
+        for exchange in same:
+            exchange.yield_to_retry(is_marked=is_marked)
 
     def _exchange(self, one: _Open, attempt: Attempt, connection: Connection) -> Exchange:
         request = attempt.request

@@ -44,12 +44,8 @@ class _Server(Server):
 
 
 @asynccontextmanager
-async def serve_gateway(app: Starlette, *, host: str, port: int) -> AsyncIterator[tuple[str, int]]:
-    """Serve while inside; yields (host, port), the real port for port 0.
-
-    Raises ConfigError when the address cannot be had.
-    """
-    sock = _bind(host, port)
+async def serve_gateway(app: Starlette, sock: socket.socket) -> AsyncIterator[None]:
+    """Serve on the bound socket while inside, then close it."""
     config = Config(
         app,
         http=TransportProtocol,
@@ -71,8 +67,7 @@ async def serve_gateway(app: Starlette, *, host: str, port: int) -> AsyncIterato
             try:
                 async with asyncio.timeout(START_TIMEOUT_S):
                     await server.ready.wait()
-                bound = sock.getsockname()
-                yield bound[0], bound[1]
+                yield
             finally:
                 server.leave()
                 await asyncio.wait([serving], timeout=2 * GRACE_S)
@@ -80,13 +75,19 @@ async def serve_gateway(app: Starlette, *, host: str, port: int) -> AsyncIterato
         sock.close()
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one. Raises ConfigError when it cannot be had.
+
+    The protocol is named because asyncio sets TCP_NODELAY only then; without it every answer
+    would wait 40 ms for an acknowledgement.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
     except OSError as error:
+        sock.close()
         raise ConfigError(
             f"the gateway cannot listen on {host}:{port} ({error.strerror}); "
             "give another gateway.port, or 0 for a free one"

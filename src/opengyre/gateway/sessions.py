@@ -65,6 +65,7 @@ class Attempt:
     num_kept: int
     history_key: bytes
     delta: bytes
+    is_abandoned: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +91,7 @@ class Session:
         parent, prompt_ids, reason = self._attach(request, keys)
         self._check_room(len(prompt_ids))
         num_kept = _num_common(prompt_ids, full_ids(parent)) if parent else 0
-        parent = parent if num_kept else None
+        parent = _holder(parent, num_kept)
         earlier = self._take_retryable(body_key)
         if earlier is None:
             self.num_turns += 1
@@ -129,7 +130,10 @@ class Session:
         return node
 
     def abandon(self, attempt: Attempt) -> None:
-        """It ended and its terminal event was never written: the same body is a retry of it."""
+        """Its terminal event will never be written: the same body is a retry of it. Idempotent."""
+        if attempt.is_abandoned:
+            return
+        attempt.is_abandoned = True
         self._retryable.setdefault(attempt.body_key, []).append(attempt)
 
     def _attach(
@@ -235,6 +239,13 @@ def full_ids(node: Node) -> list[int]:
     for part in reversed(parts):
         ids += part
     return ids
+
+
+def _holder(node: Node | None, num_kept: int) -> Node | None:
+    """The highest turn above `node` that holds its first `num_kept` ids: chains stay short."""
+    while node is not None and num_kept <= node.num_kept:
+        node = node.parent
+    return node if num_kept else None
 
 
 def _best(nodes: list[Node], message: Message) -> Node:
