@@ -57,7 +57,7 @@ def test_a_plain_line_names_everything_a_watcher_asks_for() -> None:
         "ready 4 of 6 needed",
         "reward 0.512",
         "1234 tokens/s",
-        "waits for a verdict of g00012",
+        "waiting: a verdict of g00012",
     ):
         assert words in line
     assert "\n" not in line
@@ -124,7 +124,7 @@ def test_a_run_with_no_capacity_no_groups_and_no_engines_can_be_drawn() -> None:
         waiting_for=(),
     )
     one.print(TerminalView(one).render(empty))
-    assert "waits for" not in plain_line(empty)
+    assert "waiting" not in plain_line(empty)
     assert "next cell" not in plain_line(empty)
 
 

@@ -118,7 +118,7 @@ def _key_numbers(summary: dict[str, Any]) -> list[tuple[str, str]]:
     told = ["-" if one is None else f"{one:.2f}" for one in (before, after)]
     kept = summary["retention_decisions"]
     return [
-        ("eval reward", f"{told[0]} to {told[1]}"),
+        ("eval reward", "none" if before is None else f"{told[0]} to {told[1]}"),
         ("role changes", str(summary["role_changes"])),
         ("mid-batch joins", str(summary["mid_batch_joins"])),
         ("live requests continued", str(summary["requests_continued"])),

@@ -184,7 +184,7 @@ def plain_line(state: ViewState) -> str:
         f"{state.tokens_per_s:.0f} tokens/s",
     ]
     if state.waiting_for:
-        parts.append(f"waits for {state.waiting_for[0]}")
+        parts.append(f"waiting: {state.waiting_for[0]}")
     return ", ".join(parts)
 
 
@@ -238,4 +238,4 @@ def _rates(state: ViewState) -> Text:
 
 def _waiting(state: ViewState) -> Text:
     words = "; ".join(state.waiting_for) or "nothing"
-    return Text(f"  waits for  {words}", style="bright_black")
+    return Text(f"  waiting    {words}", style="bright_black")
