@@ -72,7 +72,17 @@ def test_a_background_job_outlives_its_call_and_ends_on_its_own(
 
 @pytest.mark.parametrize(
     "arguments",
-    ["", "{", "[]", '"echo"', "{}", '{"command": 7}', '{"command": "a\\u0000b"}', None],
+    [
+        "",
+        "{",
+        "[]",
+        '"echo"',
+        "{}",
+        '{"command": 7}',
+        '{"command": "a\\u0000b"}',
+        '{"command": "\\ud800"}',
+        None,
+    ],
 )
 def test_a_malformed_call_is_answered_with_what_was_expected(arguments):
     assert gyre_agent.run_call(call(arguments), LIMITS) == gyre_agent.MALFORMED_CALL
@@ -81,6 +91,11 @@ def test_a_malformed_call_is_answered_with_what_was_expected(arguments):
 def test_a_call_of_another_tool_is_answered_with_what_was_expected():
     other = call('{"command": "echo hi"}', name="python")
     assert gyre_agent.run_call(other, LIMITS) == gyre_agent.MALFORMED_CALL
+
+
+def test_a_command_too_long_for_the_system_is_answered_with_the_reason():
+    arguments = json.dumps({"command": "x" * 4_000_000})
+    assert gyre_agent.run_call(call(arguments), LIMITS).startswith("error: bash cannot be started")
 
 
 def test_a_good_call_runs_its_command():

@@ -80,7 +80,7 @@ class Endpoint:
 
         Raises AgentError when the endpoint refuses the request or keeps failing.
         """
-        payload = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        payload = json.dumps(body, separators=(",", ":")).encode()
         for attempt in range(self._max_retries + 1):
             try:
                 return self._attempt(payload, is_stream=bool(body.get("stream")))
@@ -185,18 +185,17 @@ def run_bash(command: str, *, timeout_s: float, max_output_bytes: int) -> str:
     A background process that keeps the pipe open delays nothing: reading ends with the command.
     The command stays in this process's group, so that whoever ends the agent ends it too.
     """
-    read_fd, write_fd = os.pipe()
-    argv = ["bash", "-c", command]
     with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=write_fd, stderr=subprocess.STDOUT
+        ["bash", "-c", command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     ) as child:
-        os.close(write_fd)
         try:
             output, is_over = read_while_running(
-                read_fd, child, deadline_s=time.monotonic() + timeout_s, limit=max_output_bytes
+                child, deadline_s=time.monotonic() + timeout_s, max_bytes=max_output_bytes
             )
         finally:
-            os.close(read_fd)
             child.kill()
     text = output.decode(errors="replace")
     if len(output) > max_output_bytes:
@@ -208,9 +207,11 @@ def run_bash(command: str, *, timeout_s: float, max_output_bytes: int) -> str:
 
 
 def read_while_running(
-    read_fd: int, child: subprocess.Popen[bytes], *, deadline_s: float, limit: int
+    child: subprocess.Popen[bytes], *, deadline_s: float, max_bytes: int
 ) -> tuple[bytes, bool]:
-    """Return at most `limit` + 1 bytes of output, and whether the deadline came first."""
+    """Return at most `max_bytes` + 1 bytes of output, and whether the deadline came first."""
+    assert child.stdout is not None
+    read_fd = child.stdout.fileno()
     output = b""
     is_open = True
     while is_open or child.poll() is None:
@@ -224,7 +225,7 @@ def read_while_running(
         if ready:
             piece = os.read(read_fd, 65536)
             is_open = bool(piece)
-            output = (output + piece)[: limit + 1]
+            output = (output + piece)[: max_bytes + 1]
         elif has_exited:
             break
     child.wait()
@@ -236,14 +237,18 @@ def run_call(call: Message, options: argparse.Namespace) -> str:
     function = call.get("function") or {}
     try:
         arguments = json.loads(function.get("arguments") or "")
-    except (TypeError, ValueError):
+        command = arguments["command"]
+        is_runnable = function["name"] == "bash" and b"\0" not in command.encode()
+    except (AttributeError, KeyError, TypeError, ValueError):
         return MALFORMED_CALL
-    command = arguments.get("command") if isinstance(arguments, dict) else None
-    if function.get("name") != "bash" or not isinstance(command, str) or "\0" in command:
+    if not is_runnable:
         return MALFORMED_CALL
-    return run_bash(
-        command, timeout_s=options.call_timeout_s, max_output_bytes=options.max_output_bytes
-    )
+    try:
+        return run_bash(
+            command, timeout_s=options.call_timeout_s, max_output_bytes=options.max_output_bytes
+        )
+    except OSError as error:
+        return f"error: bash cannot be started: {error.strerror}"
 
 
 def first_choice(completion: Mapping[str, Any]) -> tuple[Message, str]:
@@ -322,7 +327,8 @@ def main(argv: list[str] | None = None) -> int:
             timeout_s=options.request_timeout_s,
             max_retries=options.max_retries,
         )
-        sys.stdout.write(converse(endpoint, instruction, options) + "\n")
+        answer = converse(endpoint, instruction, options)
+        sys.stdout.buffer.write(answer.encode(errors="replace") + b"\n")
     except AgentError as error:
         sys.stderr.write(f"gyre-agent: {error}\n")
         return 1
