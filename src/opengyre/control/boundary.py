@@ -90,7 +90,7 @@ def _expose(run: RunState) -> None:
 
 
 def _pass_boundary(run: RunState, now_s: float) -> None:
-    run.is_exposed = False
+    run.is_exposed = run.is_core_wanted = False
     run.published_version = run.version
     for cell in run.cells:
         cell.in_order = cell.role is not CellRole.ABSENT

@@ -15,7 +15,7 @@ from opengyre.control.errors import InvariantError
 from opengyre.control.ids import CommandId
 from opengyre.control.reservations import reserve
 from opengyre.control.run_state import CORE, RunState
-from opengyre.control.slots import displace_one, release_slot, take_slot
+from opengyre.control.slots import displace_one, is_rerouting, release_slot, take_slot
 from opengyre.control.transition import LeavingStage, Transition
 
 RETRY_AFTER_S = 1.0
@@ -97,7 +97,7 @@ def advance(run: RunState, now_s: float) -> None:
     if transition.is_before_freeze and run.capacity < run.waterlevel:
         abandon(run)
     transition = run.transition
-    if transition is None or not transition.is_answered:
+    if transition is None or not transition.is_answered or is_rerouting(run):
         return
     transition.is_answered = False
     if transition.failure is not None:
@@ -206,6 +206,7 @@ def _reroute(run: RunState, transition: Transition, now_s: float) -> None:
     out = run.outbox
     reason = f"{len(moves)} live executions move off {cell.name}"
     command = out.add(Reroute(command_id=out.new_id(), reason=reason, moves=moves))
+    run.reroute = command
     transition.moves = moves
     transition.move(LeavingStage.REROUTING, command)
 

@@ -7,7 +7,7 @@ not verified in time leaves the capacity.
 
 from opengyre.control.cells import CellRole, Engine, EngineState
 from opengyre.control.commands import OpenDoor, Publish
-from opengyre.control.run_state import RunState
+from opengyre.control.run_state import CORE, RunState
 from opengyre.control.slots import displace
 
 
@@ -15,6 +15,8 @@ def reconcile(run: RunState, now_s: float) -> None:
     """Each serving engine: load what is due there, or open its door."""
     for engine in run.engines.values():
         if engine.state is EngineState.ABSENT or not _is_in_rollout(run, engine):
+            continue
+        if engine.cell == CORE and run.is_core_wanted:
             continue
         if (engine.verified_version or 0) < run.published_version:
             _publish(run, engine, now_s)

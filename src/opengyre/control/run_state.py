@@ -2,7 +2,7 @@
 
 Owns: RunState and the few reads every rule needs. Must not know: any rule.
 Invariants: w is dispatched - finished; capacity counts engines in role rollout that are neither
-absent nor quarantined.
+absent nor quarantined, and not a restarted core on its way back to training.
 """
 
 from collections import deque
@@ -71,6 +71,7 @@ class RunState:
     checkpoint: CommandId | None = None
     expose: CommandId | None = None
     abandon: CommandId | None = None
+    reroute: CommandId | None = None
     is_exposed: bool = False
     steps_to_abandon: list[tuple[int, str]] = field(default_factory=list)
     failure: str | None = None
@@ -113,6 +114,8 @@ class RunState:
         """True if its slots count in the capacity C_R."""
         if engine.state in (EngineState.ABSENT, EngineState.QUARANTINED):
             return False
+        if engine.cell == CORE and self.is_core_wanted:
+            return False
         return engine.cell is None or self.cells[engine.cell].role is CellRole.ROLLOUT
 
     @property
@@ -123,6 +126,8 @@ class RunState:
                 continue
             if engine.cell is None or self.cells[engine.cell].role is CellRole.ROLLOUT:
                 slots += engine.slots
+        if self.is_core_wanted and self.core.role is CellRole.ROLLOUT:
+            slots -= self.engine_of(self.core).slots
         return slots
 
     def engine_of(self, cell: Cell) -> Engine:

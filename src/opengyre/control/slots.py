@@ -51,13 +51,19 @@ def fill(run: RunState, now_s: float) -> None:
         return
     open_engines = [one for one in run.engines.values() if one.state is EngineState.OPEN]
     num_free = sum(one.num_free for one in open_engines)
-    if num_free > 0 and book.displaced and now_s >= run.reroute_not_before_s:
+    is_free_to_reroute = now_s >= run.reroute_not_before_s and not is_rerouting(run)
+    if num_free > 0 and book.displaced and is_free_to_reroute:
         num_free -= _place_displaced(run, open_engines, num_free)
     if book.displaced:
         return
     while num_free > 0 and book.queue:
         _launch(run, next(iter(book.queue.values())), open_engines)
         num_free -= 1
+
+
+def is_rerouting(run: RunState) -> bool:
+    """One change of routes at a time: a later one must not be overtaken by an earlier one."""
+    return run.outbox.is_pending(run.reroute)
 
 
 def _place_displaced(run: RunState, open_engines: list[Engine], num_free: int) -> int:
@@ -69,7 +75,7 @@ def _place_displaced(run: RunState, open_engines: list[Engine], num_free: int) -
         execution.move(ExecutionState.PLACED)
         take_slot(execution, engine)
         moves.append((execution.execution, engine.engine))
-    run.outbox.add(
+    run.reroute = run.outbox.add(
         Reroute(
             command_id=run.outbox.new_id(),
             reason=f"{len(moves)} displaced executions find slots; {len(book.displaced)} wait on",
