@@ -62,7 +62,13 @@ class Tape:
         self.tell(f.CommandApplied(command_id=command_id))
 
     def turn(
-        self, name: str, *, parent: str = "", cuts: tuple[int, ...] = (), engine: str = "s0"
+        self,
+        name: str,
+        *,
+        parent: str = "",
+        cuts: tuple[int, ...] = (),
+        engine: str = "s0",
+        last_version: int = 0,
     ) -> None:
         """A turn of 3 new prompt ids and 6 sampled ones, cut at each of `cuts`."""
         assert self._writer is not None
@@ -71,7 +77,12 @@ class Tape:
         logprobs = [-0.5 * n for n in range(6)]
         edges = [0, *cuts, 6]
         spans = [
-            Span(start=start, end=end, policy_version=0, engine=engine if n == 0 else "s0")
+            Span(
+                start=start,
+                end=end,
+                policy_version=last_version if end == 6 else 0,
+                engine=engine if n == 0 else "s0",
+            )
             for n, (start, end) in enumerate(itertools.pairwise(edges))
         ]
         now_s = len(self.rows) * 0.1
@@ -233,7 +244,7 @@ def write_rows(tape: Tape) -> None:
             turn="e000005.t0",
             from_engine="s0",
             to_engine="s0",
-            reason="publication",
+            reason="frozen",
             num_tokens_so_far=4,
         )
     )
@@ -243,7 +254,7 @@ def write_rows(tape: Tape) -> None:
     tape.tell(f.CommandApplied(command_id=publishing))
     tape.tell(f.CommandApplied(command_id=leaving))
     tape.do(c.OpenDoor, engine=C1)
-    tape.turn("e000005.t0", cuts=(4,))
+    tape.turn("e000005.t0", cuts=(4,), last_version=1)
     tape.close(5, 0.25)
     tape.tell(seen.EvalResult(burst=0, version=0, rewards=[0.25]))
     second_burst(tape)

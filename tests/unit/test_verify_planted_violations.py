@@ -197,8 +197,16 @@ def cut_without_a_record(run: Planting) -> None:
     run.change(place, turn="e000002.t9")
 
 
-def cut_inside_a_span(run: Planting) -> None:
+def cut_at_another_place(run: Planting) -> None:
     run.change(run.where(seen.Continued)[0], num_tokens_so_far=3)
+
+
+def continued_at_another_engine(run: Planting) -> None:
+    run.change(run.where(seen.Continued)[0], to_engine="c1")
+
+
+def lost_the_last_token(run: Planting) -> None:
+    run.change(run.where(seen.Continued)[0], num_tokens_so_far=7)
 
 
 def cut_never_told(run: Planting) -> None:
@@ -280,7 +288,9 @@ PLANTED: list[tuple[Callable[[Planting], None], str, str]] = [
     (lost_parent_tokens, "P5", "e000001.t1 attempt 1: the segment's header differs"),
     (damaged_bytes, "P5", "damaged record"),
     (cut_without_a_record, "P5", "e000002.t9: was continued elsewhere and never recorded"),
-    (cut_inside_a_span, "P5", "continued after 3 tokens, but no span ends there"),
+    (cut_at_another_place, "P5", "cut after 3 tokens at c0, sampled at s0"),
+    (continued_at_another_engine, "P5", "continued after 2 tokens at c1, sampled at s0"),
+    (lost_the_last_token, "P5", "had 7 tokens when it was cut, 6 are recorded"),
     (cut_never_told, "P5", "0 continuations told, 1 recorded"),
     (error_from_a_move, "P5", "e000002 got an error from a move: 503"),
     (micro_step_twice, "P8", "step 0, micro-step 1: done 2 and summed 1 times"),

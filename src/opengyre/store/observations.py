@@ -96,8 +96,8 @@ class TurnRecorded(Observation, frozen=True, kw_only=True):
 
 
 class Continued(Observation, frozen=True, kw_only=True):
-    """A live request was cut and goes on from prompt + tokens so far. `reason`: move,
-    publication, engine_lost."""
+    """A live request was cut and goes on from prompt + tokens so far. `reason`: "frozen" for a
+    move or a publication, else the engine's words."""
 
     execution: str
     turn: str

@@ -177,22 +177,29 @@ def _continuation_problem(
         return "was continued elsewhere and never recorded"
     if len(told) != _num_cuts(records):
         return f"{len(told)} continuations told, {_num_cuts(records)} recorded"
+    by_place: dict[int, list[seen.Continued]] = {}
     for one in told:
-        if not any(_is_cut_at(record, one) for record in records):
-            return f"continued after {one.num_tokens_so_far} tokens, but no span ends there"
+        by_place.setdefault(one.num_tokens_so_far, []).append(one)
+    for place, cuts in by_place.items():
+        problems = [_cut_problem(record, place, cuts) for record in records]
+        if None not in problems:
+            return problems[0]
     if any(record.finish == "error" for record in records):
         return "ended as an error after it was continued"
     return None
 
 
-def _is_cut_at(record: TurnRecord, told: seen.Continued) -> bool:
-    """A cut is at a span's end, or before the first or after the last sampled token, or, where
-    the same engine went on under the same version, inside a span of that engine."""
-    at = told.num_tokens_so_far
-    if at in {0, record.num_completion_tokens, *(span.end for span in record.spans)}:
-        return True
-    here = [span.engine for span in record.spans if span.start < at < span.end]
-    return told.from_engine == told.to_engine and here == [told.from_engine]
+def _cut_problem(record: TurnRecord, place: int, cuts: Sequence[seen.Continued]) -> str | None:
+    """What was sampled before the cut came from where it was cut, the rest from where it went."""
+    if place > record.num_completion_tokens:
+        return f"had {place} tokens when it was cut, {record.num_completion_tokens} are recorded"
+    before = [span.engine for span in record.spans if span.start < place <= span.end]
+    after = [span.engine for span in record.spans if span.start <= place < span.end]
+    if before and before[0] != cuts[0].from_engine:
+        return f"cut after {place} tokens at {cuts[0].from_engine}, sampled at {before[0]}"
+    if after and after[0] != cuts[-1].to_engine:
+        return f"continued after {place} tokens at {cuts[-1].to_engine}, sampled at {after[0]}"
+    return None
 
 
 def _path_problem(path: seen.PathDigest, restored: Restored) -> str | None:

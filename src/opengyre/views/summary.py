@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from opengyre.store.observations import EvalResult
+from opengyre.store.observations import Continued, EvalResult
 from opengyre.views.run_state import RunState
 
 
@@ -37,13 +37,11 @@ def summarise(state: RunState) -> dict[str, Any]:
         "mid_batch_joins": sum(join.is_mid_batch for _, join in state.joins),
         "joins": len(state.joins),
         "requests_continued": len(state.continued),
-        "requests_continued_by_reason": _counted(one.reason for _, one in state.continued),
+        "requests_continued_by_reason": _counted(why_continued(one) for _, one in state.continued),
         "tokens_lost": tokens_lost(state),
         "harness_errors_from_moves": sum(one.during_move for one in state.harness_errors),
         "publications": len({one.version for _, one in state.published}),
-        "publications_across_live_requests": len(
-            {one.version for _, one in state.published if one.num_continued}
-        ),
+        "publications_across_live_requests": len(versions_across_requests(state)),
         "retention_decisions": {"retained": state.num_retained, "returned": state.num_returned},
         "executions_by_outcome": _counted(
             "open" if one.outcome is None else one.outcome.value
@@ -74,6 +72,26 @@ def rewards_by_number(state: RunState) -> dict[int, float | None]:
             if one.reward is not None:
                 burst.append(one.reward)
     return {burst: _mean(values) for burst, values in sorted(rewards.items())}
+
+
+def why_continued(told: Continued) -> str:
+    """move, publication or engine_lost: a frozen request goes on elsewhere, or under a later
+    version where it was; any other end of its stream is the engine's."""
+    if told.reason in ("move", "publication", "engine_lost"):
+        return told.reason
+    if told.reason != "frozen":
+        return "engine_lost"
+    return "publication" if told.from_engine == told.to_engine else "move"
+
+
+def versions_across_requests(state: RunState) -> set[int]:
+    """Versions that were published while a request was being sampled: its tokens hold both."""
+    return {
+        span.policy_version
+        for turn in state.turns.values()
+        for span in turn.spans
+        if span.policy_version > turn.spans[0].policy_version
+    }
 
 
 def mean_eval(result: EvalResult) -> float | None:
