@@ -1,6 +1,7 @@
 """What only the embedded engine has: prefix reuse, prefill in chunks, a shared module, refusal."""
 
 import asyncio
+import contextlib
 import gc
 import os
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from opengyre.engines.torch_engine.model import load_model, refuse_unsupported
 from opengyre.seams.engine import Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.transport.chunk_stream import collect
+from opengyre.transport.weights_tcp import TcpPlane
 
 Scene = Callable[[TorchEngine, Any], Awaitable[None]]
 
@@ -126,6 +128,43 @@ def test_an_update_writes_in_place_and_keeps_tied_weights_tied() -> None:
         assert {name: one.data_ptr() for name, one in model.named_parameters()} == places
         assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
         assert torch.equal(model.lm_head.weight, fresh.lm_head.weight)
+
+    play(scene)
+
+
+def test_a_bfloat16_model_generates_and_takes_its_weights_as_bits() -> None:
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        fresh = tiny_model("llama", is_tied=True, seed=6).to(torch.bfloat16)
+        await engine.pause()
+        await engine.begin_update(1)
+        for name, tensor in fresh.named_parameters():
+            await engine.push(name, tensor.detach().view(torch.uint16).numpy())
+        await engine.commit(1)
+        await engine.resume()
+        for name, tensor in model.named_parameters():
+            assert torch.equal(tensor, fresh.get_parameter(name))
+        asked = request(1, prompt_of(9), 12, temperature=0.0)
+        made = await collect(engine.submit(asked))
+        expected = reference(fresh.float(), asked, made.ids)
+        assert made.logprobs == pytest.approx(expected, abs=0.5)
+
+    play(scene, model=tiny_model("llama", is_tied=True, seed=0).to(torch.bfloat16))
+
+
+def test_the_checksum_is_that_of_the_snapshot_the_weights_came_from() -> None:
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        weights = {
+            name: one.detach().numpy()
+            for name, one in tiny_model("qwen3", is_tied=True, seed=5).named_parameters()
+        }
+        with contextlib.closing(TcpPlane()) as plane:
+            snapshot = plane.expose(weights, 1)
+        await engine.pause()
+        await engine.begin_update(1)
+        for spec in snapshot.tensors:
+            await engine.push(spec.name, weights[spec.name])
+        await engine.commit(1)
+        assert engine.checksum == snapshot.checksum
 
     play(scene)
 

@@ -63,6 +63,7 @@ def test_a_reader_that_goes_out_of_scope_unread_tells_unless_all_is_over() -> No
         over.end(Finish.STOP, policy_version=0)
         done = ChunkReader(over, on_abandon=lambda: told.append("over"))
         del done
+        await asyncio.sleep(0)
         stream.end(Finish.STOP, policy_version=0)
 
     assert play(scene) == ["unread"]

@@ -102,8 +102,10 @@ class ChunkReader:
         self._abandon()
 
     def __del__(self) -> None:
-        if not self._loop.is_closed():
-            self._abandon()
+        """The collector may run in any thread, so the loop is told, not called."""
+        is_unfinished = not self._is_over and not self._stream.is_ended
+        if is_unfinished and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._on_abandon)
 
     def _abandon(self) -> None:
         if not self._is_over:

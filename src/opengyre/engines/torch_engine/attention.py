@@ -48,9 +48,14 @@ class KVPool:
         self.allocate()
 
     @property
-    def num_bytes(self) -> int:
-        tensor = self._tensor
-        return 0 if tensor is None else tensor.numel() * tensor.element_size()
+    def is_allocated(self) -> bool:
+        return self._tensor is not None
+
+    @property
+    def bytes_per_token(self) -> int:
+        shape = self.shape
+        per_layer = 2 * shape.num_kv_heads * shape.head_dim
+        return shape.num_layers * per_layer * self._dtype.itemsize
 
     def allocate(self) -> None:
         """Zeros; on a CPU pages are touched only as slots fill."""

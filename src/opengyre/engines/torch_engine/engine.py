@@ -45,6 +45,10 @@ class TorchEngine:
     logprob_mode is `processed`: a token's logprob is that of the distribution it was drawn from,
     softmax(logits / temperature), renormalised over what top-k and top-p keep. At temperature 0,
     where there is no distribution, it is that of softmax(logits).
+
+    A continued request samples what an unbroken one would, unless a draw falls within rounding of
+    a boundary between two tokens: recomputed logits differ by about 1e-6 in float32 (far more in
+    bfloat16).
     """
 
     def __init__(self, model: Any, config: TorchEngineConfig, compute: ComputeThread) -> None:
@@ -98,7 +102,7 @@ class TorchEngine:
         await self._desk.pause()
 
     async def resume(self) -> None:
-        if self._pool.num_bytes == 0:
+        if not self._pool.is_allocated:
             raise BoundaryError("engine", "cannot resume: KV is released", retryable=False)
         self._desk.resume()
 
@@ -138,10 +142,12 @@ class TorchEngine:
         self._pool.allocate()
 
     def stats(self) -> EngineStats:
+        """`kv_used_bytes` counts what is cached: of running requests and for reuse."""
+        num_cached = int(self._table.num_cached.sum())
         return EngineStats(
             num_running=self._desk.num_running,
             num_waiting=self._desk.num_waiting,
-            kv_used_bytes=self._pool.num_bytes,
+            kv_used_bytes=num_cached * self._pool.bytes_per_token,
             version=self._desk.version,
             num_generated_tokens=self._desk.num_generated_tokens,
             num_prefill_tokens=self._num_prefill_tokens,

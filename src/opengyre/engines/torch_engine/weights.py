@@ -55,13 +55,14 @@ class WeightUpdate:
 
 
 def as_tensor(tensor: Any) -> Tensor:
-    """A torch tensor or a numpy array, as a torch tensor without a copy."""
+    """A torch tensor or a numpy array, as a torch tensor; uint16 is the bits of bfloat16."""
     if isinstance(tensor, Tensor):
         return tensor.detach()
     array = np.asarray(tensor)
     if not array.flags.writeable:
         array = array.copy()
-    return torch.from_numpy(array)
+    plain = torch.from_numpy(array)
+    return plain.view(torch.bfloat16) if plain.dtype == torch.uint16 else plain
 
 
 def _bits(tensor: Tensor) -> np.ndarray:
