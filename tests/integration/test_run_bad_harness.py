@@ -1,4 +1,4 @@
-"""Agent programs that crash, hang, flood or never call cost their own execution and nothing else."""
+"""Agent programs that crash, hang, flood or never call cost their own execution alone."""
 
 from pathlib import Path
 

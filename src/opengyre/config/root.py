@@ -17,7 +17,6 @@ from opengyre.config.sections import (
     ModelConfig,
     RunSection,
     SamplingConfig,
-    SandboxConfig,
     StoreConfig,
     TaskSourceConfig,
 )
@@ -38,7 +37,6 @@ class RunConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     training: TrainingConfig = TrainingConfig()
     harness: HarnessConfig = HarnessConfig()
-    sandbox: SandboxConfig = SandboxConfig()
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
     store: StoreConfig = StoreConfig()

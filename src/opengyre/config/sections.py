@@ -23,10 +23,6 @@ class RunSection(Section):
     )
     seed: Seed = Field(default=0, description="seed of task order, sampling and initial states")
     num_steps: int = Field(ge=1, le=10_000_000, description="optimizer updates of the run")
-    deterministic: bool = Field(
-        default=False,
-        description="fixed claim map and orders, hold timers off: repeats bit for bit",
-    )
 
 
 class ModelConfig(Section):
@@ -103,14 +99,6 @@ class HarnessConfig(Section):
         default=50, ge=1, le=100_000, description="model calls of the bundled agent"
     )
     limits: HarnessLimits = Field(default=HarnessLimits(), description="what one execution may use")
-
-
-class SandboxConfig(Section):
-    """`[sandbox]`: how the harness and what it runs are confined."""
-
-    level: Literal["landlock", "none"] = Field(
-        default="landlock", description="none also needs --unsafe-no-sandbox"
-    )
 
 
 class ScriptedConfig(Section):

@@ -15,7 +15,6 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class TrainingConfig(Section):
     """Objective, advantage and optimizer."""
 
-    objective: Literal["gspo"] = Field(default="gspo", description="loss on the trainable tokens")
     old: Literal["rollout", "step"] = Field(
         default="rollout",
         description="logprobs the ratio is taken against: recorded, or of the same pass",

@@ -43,10 +43,12 @@ def prepare(config: RunConfig) -> Prepared:
     config = config.model_copy(
         update={"model": config.model.model_copy(update={"path": str(folder)})}
     )
-    train = open_source([(one.path, one.weight) for one in config.tasks], seed=config.run.seed)
+    train = open_source(
+        [(one.path, one.weight, one.seed) for one in config.tasks], seed=config.run.seed
+    )
     evaluation = None
     if config.eval is not None:
-        evaluation = open_source([(config.eval.path, 1.0)], seed=0)
+        evaluation = open_source([(config.eval.path, 1.0, 0)], seed=0)
         refuse_overlap(train.tasks, evaluation.tasks)
     return Prepared(
         config=config,

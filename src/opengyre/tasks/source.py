@@ -20,10 +20,11 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSet:
-    """Tasks of one path, and its share of the draw (any positive unit)."""
+    """Tasks of one path, its share of the draw (any positive unit), the seed of its order."""
 
     tasks: tuple[Task, ...]
     weight: float = 1.0
+    seed: int = 0
 
 
 class SampledTasks:
@@ -77,13 +78,16 @@ class SampledTasks:
 
     def _shuffled(self, which: int, number: int) -> list[int]:
         order = list(range(len(self._sets[which].tasks)))
-        random.Random(f"{self._seed}/{which}/{number}").shuffle(order)
+        random.Random(f"{self._seed}/{self._sets[which].seed}/{which}/{number}").shuffle(order)
         return order
 
 
-def open_source(paths: Sequence[tuple[Path, float]], *, seed: int) -> SampledTasks:
-    """The tasks of several (path, weight). Raises ConfigError."""
-    sets = [TaskSet(tasks=load_tasks(path), weight=weight) for path, weight in paths]
+def open_source(paths: Sequence[tuple[Path, float, int]], *, seed: int) -> SampledTasks:
+    """The tasks of several (path, weight, seed). Raises ConfigError."""
+    sets = [
+        TaskSet(tasks=load_tasks(path), weight=weight, seed=set_seed)
+        for path, weight, set_seed in paths
+    ]
     return SampledTasks(sets, seed=seed)
 
 
