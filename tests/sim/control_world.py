@@ -29,6 +29,7 @@ class Weather:
     answer_s: float = 0.2
     execution_s: float = 20.0
     group_work_s: float = 2.0
+    straggler_rate: float = 0.0
     fail_rate: float = 0.0
     void_rate: float = 0.0
     no_verdict_rate: float = 0.05
@@ -275,6 +276,8 @@ class World:
             return
         self._answer(command)
         lasts_s = self.rng.lognormvariate(0, 0.8) * self.weather.execution_s
+        if self.rng.random() < self.weather.straggler_rate:
+            lasts_s *= 30
         self.at(lasts_s, lambda: self._close(execution, f.Outcome.COMPLETED))
 
     def _launch_fails(self, command: c.Launch) -> None:
@@ -343,7 +346,7 @@ class World:
     def _done(self, command: c.AnyCommand, engine: WorldEngine | None, incarnation: int) -> None:
         if engine is not None and (not engine.is_alive or engine.incarnation != incarnation):
             return
-        is_fragile = not isinstance(command, c.Checkpoint)
+        is_fragile = not isinstance(command, c.Checkpoint | c.AbandonStep)
         if is_fragile and self.rng.random() < self.weather.fail_rate:
             kind = f.CommandUnknown if self.rng.random() < 0.5 else f.CommandFailed
             if kind is f.CommandUnknown and self.rng.random() < 0.5:

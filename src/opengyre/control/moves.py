@@ -69,11 +69,15 @@ def is_moving(run: RunState) -> bool:
 
 
 def start_next(run: RunState, now_s: float) -> None:
-    """Rule 7 at this event."""
+    """Rule 7 at this event; why the next cell stays is kept for the words of the plan."""
+    run.why_stays = None
     if run.burst.phase is not Phase.RUNNING or is_moving(run) or run.is_last_step_closing:
         return
     cell = next_cell(run)
-    if cell is None or why_not(run, cell, now_s) is not None:
+    if cell is None:
+        return
+    run.why_stays = why_not(run, cell, now_s)
+    if run.why_stays is not None:
         return
     engine = run.engine_of(cell)
     since_s = run.supply.since_s if run.supply.since_s is not None else now_s

@@ -13,12 +13,15 @@ from opengyre.control.slots import displace
 
 def reconcile(run: RunState, now_s: float) -> None:
     """Each serving engine: load what is due there, or open its door."""
+    target = run.published_version
     for engine in run.engines.values():
+        if engine.state is EngineState.OPEN and engine.verified_version == target:
+            continue
         if engine.state is EngineState.ABSENT or not _is_in_rollout(run, engine):
             continue
         if engine.cell == CORE and run.is_core_wanted:
             continue
-        if (engine.verified_version or 0) < run.published_version:
+        if (engine.verified_version or 0) < target:
             _publish(run, engine, now_s)
         elif engine.state is EngineState.SHUT:
             _open(run, engine)

@@ -176,10 +176,10 @@ def _rewind(run: RunState) -> None:
 
 def watch_capacity(run: RunState, now_s: float) -> None:
     """The clocks of rule 10 and of a run that nothing can move on."""
-    is_short = run.capacity < run.waterlevel
-    run.short_since_s = _since(run.short_since_s, now_s, is_true=is_short)
-    is_lifeless = run.waterlevel > 0 and not any(
-        engine.state is not EngineState.ABSENT for engine in run.engines.values()
+    capacity = run.capacity
+    run.short_since_s = _since(run.short_since_s, now_s, is_true=capacity < run.waterlevel)
+    is_lifeless = capacity == 0 < run.waterlevel and all(
+        engine.state is EngineState.ABSENT for engine in run.engines.values()
     )
     is_stuck = run.core.role is CellRole.ABSENT or is_lifeless
     run.stuck_since_s = _since(run.stuck_since_s, now_s, is_true=is_stuck)

@@ -75,6 +75,7 @@ class RunState:
     is_exposed: bool = False
     steps_to_abandon: list[tuple[int, str]] = field(default_factory=list)
     failure: str | None = None
+    why_stays: str | None = None
     stop_reason: str | None = None
     not_before_s: float = 0.0
     reroute_not_before_s: float = 0.0

@@ -51,13 +51,13 @@ class Scheduler:
                 break
         else:
             raise InvariantError(f"the plan did not settle in {MAX_ROUNDS} rounds")
-        return Plan(commands=run.outbox.take_plan(), waiting_for=waiting.words(run, now_s))
+        return Plan(commands=run.outbox.take_plan(), waiting_for=waiting.words(run))
 
     def next_wakeup_s(self) -> float | None:
         return waiting.next_wakeup_s(self._run, self._now_s)
 
     def snapshot(self) -> SchedulerView:
-        return take_view(self._run, self._now_s)
+        return take_view(self._run)
 
 
 def _look(run: RunState, now_s: float) -> None:

@@ -68,7 +68,7 @@ class SchedulerView:
     waiting_for: tuple[str, ...]
 
 
-def take_view(run: RunState, now_s: float) -> SchedulerView:
+def take_view(run: RunState) -> SchedulerView:
     following = moves.next_cell(run)
     threshold = None if following is None else run.capacity - run.engine_of(following).slots
     groups, step = run.groups.num_by_state, run.step
@@ -107,7 +107,7 @@ def take_view(run: RunState, now_s: float) -> SchedulerView:
         num_empty_steps=run.num_empty_steps,
         num_by_outcome=tuple(run.num_by_outcome.items()),
         refused=tuple(sorted(run.refused.items())),
-        waiting_for=waiting.words(run, now_s),
+        waiting_for=waiting.words(run),
     )
 
 

@@ -6,17 +6,16 @@ Invariant: the order of the words is fixed; reading changes nothing.
 
 from collections.abc import Iterator
 
-from opengyre.control import moves
 from opengyre.control.bursts import Phase
 from opengyre.control.cells import CellRole, EngineState
 from opengyre.control.run_state import RunState
 from opengyre.control.step_record import MemberState, StepRecord, StepState
 
 
-def words(run: RunState, now_s: float) -> tuple[str, ...]:
+def words(run: RunState) -> tuple[str, ...]:
     if run.burst.phase is Phase.ENDED:
         return ()
-    return (*_of_run(run), *_of_step(run), *_of_cells(run, now_s), *_of_executions(run))
+    return (*_of_run(run), *_of_step(run), *_of_cells(run), *_of_executions(run))
 
 
 def _of_run(run: RunState) -> Iterator[str]:
@@ -63,8 +62,10 @@ def _blocked(run: RunState, step: StepRecord) -> Iterator[str]:
         )
 
 
-def _of_cells(run: RunState, now_s: float) -> Iterator[str]:
+def _of_cells(run: RunState) -> Iterator[str]:
     for cell in run.cells:
+        if cell.role is CellRole.ROLLOUT:
+            continue
         if cell.role is CellRole.RETURNING:
             yield f"{cell.name} is returning to rollout"
         elif cell.role is CellRole.ABSENT and run.burst.phase is not Phase.STARTING:
@@ -75,11 +76,8 @@ def _of_cells(run: RunState, now_s: float) -> Iterator[str]:
     if run.transition is not None:
         cell = run.cells[run.transition.cell]
         yield f"{cell.name} is leaving rollout: {run.transition.stage.value}"
-    elif run.burst.phase is Phase.RUNNING and not moves.is_moving(run):
-        following = moves.next_cell(run)
-        why = None if following is None else moves.why_not(run, following, now_s)
-        if why is not None:
-            yield why
+    elif run.why_stays is not None:
+        yield run.why_stays
 
 
 def _of_executions(run: RunState) -> Iterator[str]:
