@@ -14,7 +14,7 @@ from opengyre.engines.scripted import Respond, ScriptedConfig, ScriptedEngine, t
 from opengyre.gateway.continuation import Continued
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
 from opengyre.gateway.rendering import load_renderer
-from opengyre.seams.engine import Chunk, Engine, Finish, GenerateRequest
+from opengyre.seams.engine import Chunk, Engine, EngineCaps, Finish, GenerateRequest
 from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
@@ -40,6 +40,15 @@ class PlainTokenizer:
 
 def policy(respond_text: Callable[[str, int], str]) -> Respond:
     return text_policy(PlainTokenizer(), respond_text)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when `condition` holds; at most 10 s."""
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise TimeoutError("the condition never held")
 
 
 class MemoryRecorder:
@@ -150,6 +159,9 @@ class CutEngine:
             if chunk.finish is None:
                 yield chunk
         yield Chunk(finish=self._finish, reason="cut")
+
+    def caps(self) -> EngineCaps:
+        return self.inner.caps()
 
     async def cancel(self, request_id: str) -> None:
         await self.inner.cancel(request_id)

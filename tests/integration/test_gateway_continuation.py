@@ -1,13 +1,13 @@
 """Turns that engines cannot finish: the client sees one request and one unbroken answer."""
 
 import asyncio
-import contextlib
+import json
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from gateway_rig import TOOLS, CutEngine, Rig, open_rig, scripted
+from gateway_rig import TOOLS, CutEngine, Rig, open_rig, scripted, until
 
 from opengyre.seams.engine import Finish
 from opengyre.seams.records import TurnRecord
@@ -19,6 +19,30 @@ ANSWER = "Wörter und 😀 zuerst.\n\n" + CALL
 
 def cut(num_tokens: int, **more: Any) -> CutEngine:
     return CutEngine(scripted(lambda text, seed: ANSWER), num_tokens=num_tokens, **more)
+
+
+async def until_reset(reader: asyncio.StreamReader) -> bytes:
+    """What still comes before the connection is reset; an orderly end fails the test."""
+    seen = b""
+    try:
+        while part := await reader.read(1000):
+            seen += part
+    except ConnectionResetError:
+        return seen
+    pytest.fail(f"a clean end after {seen!r}")
+
+
+async def read_all(rig: Rig, *, is_stream: bool) -> None:
+    async with (
+        httpx.AsyncClient() as client,
+        client.stream(
+            "POST",
+            f"{rig.gateway.address}/e000001/v1/chat/completions",
+            headers={"authorization": "Bearer key-1"},
+            json={"messages": HELLO, "stream": is_stream},
+        ) as response,
+    ):
+        await response.aread()
 
 
 def number(turn: TurnRecord) -> int:
@@ -96,20 +120,20 @@ def test_a_cut_after_every_token_keeps_the_turns_budget_and_seed() -> None:
 
 def test_a_publication_in_mid_turn_gives_spans_of_two_versions() -> None:
     async def main() -> None:
-        engine = scripted(lambda text, seed: ANSWER, tokens_per_s=200)
+        answer, ids, _ = await unbroken()
+        engine = scripted(lambda text, seed: ANSWER, tokens_per_s=30)
         async with open_rig({"s0": engine}) as rig:
             call = asyncio.create_task(streamed(rig))
-            await asyncio.sleep(0.08)
+            await until(lambda: engine.stats().num_generated_tokens >= 3)
             rig.gateway.close_door("s0")
             await engine.freeze_all()
             await engine.pause()
             await engine.begin_update(1)
             await engine.commit(1)
             await engine.resume()
+            await until(lambda: rig.gateway.held() == {"e000001": 1})
             await asyncio.sleep(0.05)
-            assert rig.gateway.held() == {"e000001": 1}
             rig.gateway.open_door("s0")
-            answer, ids, _ = await unbroken()
             assert await call == answer
             await rig.gateway.close_session("e000001")
             (record,) = rig.recorder.records
@@ -118,7 +142,7 @@ def test_a_publication_in_mid_turn_gives_spans_of_two_versions() -> None:
             assert record.header.spans[0].end == record.header.spans[1].start
             assert record.header.spans[1].end == len(ids)
             assert rig.holds == [("e000001", True), ("e000001", False)]
-            assert 0.04 < record.header.held_s < 1
+            assert record.header.held_s >= 0.05
 
     asyncio.run(main())
 
@@ -126,16 +150,15 @@ def test_a_publication_in_mid_turn_gives_spans_of_two_versions() -> None:
 def test_a_lost_engine_hands_its_running_turn_to_the_next_route() -> None:
     async def main() -> None:
         engines = {
-            "c1": scripted(lambda text, seed: ANSWER, tokens_per_s=100),
+            "c1": scripted(lambda text, seed: ANSWER, tokens_per_s=20),
             "s0": scripted(lambda text, seed: ANSWER),
         }
         answer, ids, _ = await unbroken()
         async with open_rig(engines) as rig:
             call = asyncio.create_task(streamed(rig))
-            await asyncio.sleep(0.1)
+            await until(lambda: engines["c1"].stats().num_generated_tokens >= 3)
             rig.gateway.engine_lost("c1")
-            await asyncio.sleep(0.05)
-            assert rig.gateway.held() == {"e000001": 1}
+            await until(lambda: rig.gateway.held() == {"e000001": 1})
             rig.gateway.set_routes({"e000001": "s0"})
             assert await call == answer
             await rig.gateway.close_session("e000001")
@@ -145,7 +168,7 @@ def test_a_lost_engine_hands_its_running_turn_to_the_next_route() -> None:
             (move,) = rig.continued
             assert (move.from_engine, move.to_engine) == ("c1", "s0")
             assert move.num_tokens_so_far == record.header.spans[0].end
-            assert engines["c1"].stats().num_running == 0
+            await until(lambda: engines["c1"].stats().num_running == 0)
 
     asyncio.run(main())
 
@@ -167,10 +190,10 @@ def test_a_request_held_for_seconds_gets_comments_and_then_its_answer() -> None:
                 ) as response,
             ):
                 lines = [line async for line in response.aiter_lines() if line]
-            assert 4 <= lines.count(": held") <= 6
+            assert 2 <= lines.count(": held") <= 6
             assert lines[-1] == "data: [DONE]"
             await rig.gateway.close_session("e000001")
-            assert rig.told[0].held_s == pytest.approx(3.0, abs=0.3)
+            assert 1.5 < rig.told[0].held_s < 4
 
     asyncio.run(main())
 
@@ -196,23 +219,41 @@ def test_a_hold_beyond_its_limit_is_503_before_the_first_byte_and_a_reset_after_
     asyncio.run(main())
 
 
+def test_what_cannot_go_on_is_reset_and_never_looks_like_an_end() -> None:
+    async def main() -> None:
+        engine = CutEngine(scripted(lambda text, seed: ANSWER), num_tokens=5, num_cuts=1)
+        async with open_rig({"s0": engine}, hold_max_s=0.3) as rig:
+            reader, writer = await asyncio.open_connection(rig.gateway.host, rig.gateway.port)
+            body = json.dumps({"messages": HELLO, "stream": True}).encode()
+            writer.write(
+                b"POST /e000001/v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+                b"authorization: Bearer key-1\r\n"
+                b"content-length: %d\r\n\r\n%s" % (len(body), body)
+            )
+            seen = await reader.readuntil(b'"content":"W')
+            rig.gateway.close_door("s0")
+            seen += await until_reset(reader)
+            assert b"[DONE]" not in seen
+            assert b"\r\n0\r\n" not in seen
+            writer.close()
+            await rig.gateway.close_session("e000001")
+            (turn,) = rig.told
+            assert (turn.finish, turn.is_committed) == ("error", False)
+            assert turn.num_completion_tokens == 5
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_a_client_that_leaves_is_cancelled_at_the_engine(is_stream: bool) -> None:
     async def main() -> None:
         engine = scripted(lambda text, seed: "word " * 500, tokens_per_s=100)
         async with open_rig({"s0": engine}) as rig:
-            leave = httpx.Timeout(5.0, read=0.2)
-            body = {"messages": HELLO, "stream": is_stream}
-            url = f"{rig.gateway.address}/e000001/v1/chat/completions"
-            headers = {"authorization": "Bearer key-1"}
-            async with httpx.AsyncClient(timeout=leave) as client:
-                request = client.build_request("POST", url, json=body, headers=headers)
-                with contextlib.suppress(httpx.ReadTimeout):
-                    response = await client.send(request, stream=True)
-                    await asyncio.sleep(0.1)
-                    await response.aclose()
-            await asyncio.sleep(0.3)
-            assert engine.stats().num_running == 0
+            client = asyncio.create_task(read_all(rig, is_stream=is_stream))
+            await until(lambda: engine.stats().num_generated_tokens >= 3)
+            client.cancel()
+            await until(lambda: engine.stats().num_running == 0)
+            assert engine.stats().num_generated_tokens < 500
             await rig.gateway.close_session("e000001")
             (turn,) = rig.told
             assert (turn.finish, turn.is_committed) == ("cancelled", False)
@@ -226,7 +267,7 @@ def test_closing_a_session_cuts_its_clients_and_its_requests_and_revokes_the_key
         engine = scripted(lambda text, seed: "word " * 500, tokens_per_s=100)
         async with open_rig({"s0": engine}) as rig:
             call = asyncio.create_task(streamed(rig))
-            await asyncio.sleep(0.2)
+            await until(lambda: engine.stats().num_generated_tokens >= 3)
             counts = await rig.gateway.close_session("e000001")
             assert (counts.num_turns, counts.num_cancelled) == (1, 1)
             assert engine.stats().num_running == 0

@@ -12,7 +12,7 @@ from gateway_rig import TOOLS, Rig, open_rig, scripted
 
 from opengyre.gateway.body import MAX_BODY_BYTES
 from opengyre.gateway.gateway import SamplingDefaults
-from opengyre.seams.errors import ConfigError
+from opengyre.seams.errors import BoundaryError, ConfigError
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 GOOD = {"authorization": "Bearer key-1"}
@@ -150,6 +150,36 @@ def test_a_prompt_beyond_the_context_is_the_error_that_harnesses_know() -> None:
     asyncio.run(main())
 
 
+def test_no_turn_outgrows_the_smallest_engine() -> None:
+    async def main() -> None:
+        engine = scripted(lambda text, seed: "hi", context_tokens=20)
+        async with open_rig({"s0": engine}) as rig:
+            answer = await post(rig, "/e000001/v1/chat/completions", tools=TOOLS)
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_refuses_a_record_ends_the_gateway_at_once() -> None:
+    async def main() -> None:
+        async with open_rig({"s0": scripted(lambda text, seed: "hi")}) as rig:
+
+            def full(record: Any) -> Any:
+                raise BoundaryError("tokens", "no space left on device", retryable=False)
+
+            rig.recorder.append = full  # type: ignore[method-assign]
+            await post(rig, "/e000001/v1/chat/completions")
+            await asyncio.sleep(5)
+
+    async def limited() -> None:
+        async with asyncio.timeout(4):
+            await main()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(limited())
+    assert raised.group_contains(BoundaryError, match="no space left")
+
+
 def test_a_stop_string_ends_the_text_before_it_and_the_request_at_its_engine() -> None:
     async def main() -> None:
         engine = scripted(lambda text, seed: "one two END three four", tokens_per_s=200)
@@ -179,6 +209,9 @@ def test_defaults_apply_only_where_the_client_is_silent() -> None:
             def submit(self, request: Any) -> Any:
                 seen.append(request)
                 return self.inner.submit(request)
+
+            def caps(self) -> Any:
+                return self.inner.caps()
 
         async with open_rig({"s0": Watched()}) as rig:
             defaults = SamplingDefaults(temperature=0.5, top_p=0.9, top_k=7, max_new_tokens=5)

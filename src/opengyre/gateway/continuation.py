@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 import msgspec
 
@@ -45,11 +44,6 @@ class Continued:
     to_engine: str
     reason: str
     num_tokens_so_far: int
-
-
-class _End(Enum):
-    DONE = auto()
-    MOVED = auto()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,31 +94,41 @@ class Generation:
         self._num_parts = 0
         self._num_failures = 0
         self._stuck_since_s: float | None = None
+        self._moved: tuple[str, str] | None = None
+        self._is_done = False
         self.sampled = Sampled()
 
     async def chunks(self) -> AsyncGenerator[list[int], None]:
-        """New ids as they come; ends when the turn is over. Raises NoEngine when it gives up."""
-        moved: tuple[str, str] | None = None
-        while self._num_left() > 0:
+        """New ids as they come, at times none; ends when the turn is over.
+
+        A part that gave nothing counts as failed: the next one waits a little. Raises NoEngine
+        when it gives up.
+        """
+        while self._num_left() > 0 and not self._is_done:
             seat = await self._next_seat()
-            if moved is not None:
-                self._tell(moved, seat.engine_id)
-            reason = ""
-            part = self._part(seat)
-            async with contextlib.aclosing(part):
+            num_before = len(self.sampled.ids)
+            async with contextlib.aclosing(self._part(seat)) as part:
                 async for chunk in part:
-                    if chunk.ids:
-                        self._note(chunk, seat)
-                        yield chunk.ids
-                    if chunk.finish in (Finish.STOP, Finish.LENGTH):
-                        self.sampled.is_length = chunk.finish is Finish.LENGTH
-                        return
-                    reason = _words(chunk) if chunk.finish is not None else reason
-                    self._num_failures += chunk.finish is Finish.ERROR
-            if self._is_stopped():
-                return
-            moved = (seat.engine_id, reason)
-        self.sampled.is_length = True
+                    self._take(chunk, seat)
+                    yield chunk.ids
+            self._num_failures += len(self.sampled.ids) == num_before
+        self.sampled.is_length |= not self._is_done
+
+    def _take(self, chunk: Chunk, seat: Seat) -> None:
+        """A move is told when the new engine gives something, not for each engine tried."""
+        is_end = chunk.finish in (Finish.STOP, Finish.LENGTH)
+        if self._moved is not None and (chunk.ids or is_end):
+            self._tell(self._moved, seat.engine_id)
+            self._moved = None
+        if chunk.ids:
+            self.sampled.add(chunk, seat.engine_id)
+            self._num_failures = 0
+            self._stuck_since_s = None
+        if chunk.finish is None:
+            return
+        self._is_done = is_end or self._is_stopped()
+        self.sampled.is_length = chunk.finish is Finish.LENGTH
+        self._moved = self._moved or (seat.engine_id, chunk.reason or str(chunk.finish))
 
     async def _part(self, seat: Seat) -> AsyncGenerator[Chunk, None]:
         """Chunks of one submission up to its terminal one; loss is an `error` chunk."""
@@ -179,11 +183,6 @@ class Generation:
             return 0.0
         return float(min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(self._num_failures - 1, 10)))
 
-    def _note(self, chunk: Chunk, seat: Seat) -> None:
-        self.sampled.add(chunk, seat.engine_id)
-        self._num_failures = 0
-        self._stuck_since_s = None
-
     def _is_stopped(self) -> bool:
         """Cut between the stop id and the terminal chunk: there is nothing to continue."""
         ids = self.sampled.ids
@@ -214,10 +213,6 @@ class Generation:
                 num_tokens_so_far=len(self.sampled.ids),
             )
         )
-
-
-def _words(chunk: Chunk) -> str:
-    return chunk.reason or str(chunk.finish)
 
 
 async def _cancel(seat: Seat, request_id: str) -> None:

@@ -127,7 +127,7 @@ class Exchange:
         self._sampled.cut(self._num_fed)
 
     def _feed(self, ids: list[int]) -> list[Piece]:
-        if not self._first_token_s:
+        if ids and not self._first_token_s:
             self._first_token_s = self._parts.now_s()
         pieces: list[Piece] = []
         for token in ids:

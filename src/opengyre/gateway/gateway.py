@@ -103,6 +103,7 @@ class Gateway:
         self._now_s = now_s
         self._records = RecordQueue(recorder, on_turn=events.on_turn)
         self._routing = Routing(on_hold=events.on_hold)
+        self._engine_tokens = settings.max_context_tokens
         self._open: dict[str, _Open] = {}
         self._keys: dict[str, str] = {}
         self._stack = AsyncExitStack()
@@ -159,7 +160,9 @@ class Gateway:
         session = Session(
             execution=execution,
             renderer=self._renderer,
-            max_context_tokens=max_context_tokens or self._settings.max_context_tokens,
+            max_context_tokens=min(
+                max_context_tokens or self._settings.max_context_tokens, self._engine_tokens
+            ),
         )
         self._open[execution] = _Open(
             session=session, key=key, seed=seed, defaults=defaults or self._settings.defaults
@@ -195,7 +198,12 @@ class Gateway:
     # ---- engines, doors and routes
 
     def connect_engine(self, engine_id: str, engine: RequestEngine, incarnation: int) -> None:
-        """A new life of an engine; its door is open."""
+        """A new life of an engine; its door is open. No turn may outgrow the smallest context."""
+        self._engine_tokens = min(self._engine_tokens, engine.caps().context_tokens)
+        for one in self._open.values():
+            one.session.max_context_tokens = min(
+                one.session.max_context_tokens, self._engine_tokens
+            )
         self._routing.connect_engine(engine_id, engine, incarnation)
 
     def close_door(self, engine_id: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from opengyre.gateway.body import digest
-from opengyre.gateway.request import Message, Tool
+from opengyre.gateway.request import Call, Message, Tool
 
 
 def root_key(tools: Sequence[Tool]) -> bytes:
@@ -20,7 +20,7 @@ def root_key(tools: Sequence[Tool]) -> bytes:
 
 def next_key(key: bytes, message: Message) -> bytes:
     """The key of a history that goes on with `message`."""
-    calls = [[call.name, parsed_arguments(call.arguments)] for call in message.calls]
+    calls = [_call_value(call) for call in message.calls]
     return digest([key.hex(), message.role.value, message.text, calls])
 
 
@@ -32,12 +32,21 @@ def history_keys(messages: Sequence[Message], tools: Sequence[Tool]) -> list[byt
     return keys
 
 
+def is_same_call(one: Call, other: Call) -> bool:
+    """Equal as values, whatever their ids."""
+    return digest(_call_value(one)) == digest(_call_value(other))
+
+
 def is_same_reasoning(sent_back: str | None, known: str | None) -> bool:
     """True also when the harness does not send reasoning back at all."""
     return not (sent_back or "").strip() or (sent_back or "").strip() == (known or "").strip()
 
 
-def parsed_arguments(arguments: str) -> Any:
+def _call_value(call: Call) -> list[Any]:
+    return [call.name, _parsed(call.arguments)]
+
+
+def _parsed(arguments: str) -> list[Any]:
     """The value of a call's arguments; the string itself when it is not JSON."""
     try:
         return ["json", _plain(json.loads(arguments or "{}"))]

@@ -14,9 +14,9 @@ from enum import StrEnum
 from opengyre.gateway.body import body_delta, restore_body
 from opengyre.gateway.history import (
     history_keys,
+    is_same_call,
     is_same_reasoning,
     next_key,
-    parsed_arguments,
 )
 from opengyre.gateway.rendering import ModelRenderer
 from opengyre.gateway.request import Call, Message, Refusal, Request, Role
@@ -184,10 +184,7 @@ class Session:
 
     def _restored_call(self, call: Call) -> Call:
         ours = self._calls_by_id.get(call.call_id)
-        if ours is None or ours.name != call.name:
-            return call
-        is_equal = parsed_arguments(ours.arguments) == parsed_arguments(call.arguments)
-        return ours if is_equal else call
+        return ours if ours is not None and is_same_call(ours, call) else call
 
     def _take_retryable(self, body_key: bytes) -> Attempt | None:
         waiting = self._retryable.get(body_key)

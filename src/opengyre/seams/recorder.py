@@ -1,6 +1,6 @@
 """Where the gateway's token records go: appended now, durable after `sync`.
 
-Implementations: the run folder's segment writer, and one in memory for a gateway on its own.
+Implemented by the run folder's segment writer, and in memory where nothing is to be kept.
 Invariant: a record may be told to others only after a `sync` that began after its `append`.
 """
 

@@ -1,0 +1,117 @@
+"""The OpenAI chat dialect: exact event grammar, and fields that mean the same."""
+
+import json
+from typing import Any
+
+import pytest
+
+from opengyre.gateway.dialects.openai_chat import ChatAnswer, error_json, parse
+from opengyre.gateway.request import (
+    Answer,
+    Call,
+    CallPiece,
+    Ending,
+    Message,
+    ReasoningPiece,
+    Refusal,
+    RefusalKind,
+    Role,
+    TextPiece,
+    Usage,
+)
+
+USAGE = Usage(num_prompt_tokens=7, num_completion_tokens=3, num_reused_tokens=2)
+CALL = Call(call_id="call_1", name="bash", arguments='{"a": 1}')
+USER = {"role": "user", "content": "hi"}
+
+
+def form(**body: Any) -> ChatAnswer:
+    request = parse({"model": "m", "messages": [USER], **body})
+    return ChatAnswer(request, answer_id="chatcmpl-1", created_s=5)
+
+
+def events(data: bytes) -> list[Any]:
+    blocks = data.decode().split("\n\n")
+    assert blocks.pop() == ""
+    assert all(block.startswith("data: ") for block in blocks)
+    return [block[6:] if block == "data: [DONE]" else json.loads(block[6:]) for block in blocks]
+
+
+def test_a_stream_is_role_deltas_one_finish_reason_usage_and_done() -> None:
+    answer = form(stream=True, stream_options={"include_usage": True})
+    pieces = [ReasoningPiece(text="r"), TextPiece(text="t"), CallPiece(index=0, call=CALL)]
+    data = answer.opening() + answer.delta(pieces) + answer.closing(Ending.CALLS, USAGE)
+    *chunks, usage, done = events(data)
+    assert done == "[DONE]"
+    assert {c["object"] for c in [*chunks, usage]} == {"chat.completion.chunk"}
+    assert {(c["id"], c["created"], c["model"]) for c in chunks} == {("chatcmpl-1", 5, "m")}
+    opened = {"index": 0, "id": "call_1", "type": "function"}
+    assert [c["choices"][0]["delta"] for c in chunks] == [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "r"},
+        {"content": "t"},
+        {"tool_calls": [{**opened, "function": {"name": "bash", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 1}'}}]},
+        {},
+    ]
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * 5 + ["tool_calls"]
+    assert all(c["usage"] is None for c in chunks)
+    assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], 10)
+
+
+def test_without_the_option_no_event_speaks_of_usage() -> None:
+    assert b"usage" not in form(stream=True).closing(Ending.STOP, USAGE)
+
+
+def test_an_unstreamed_answer_has_null_content_beside_calls() -> None:
+    message = Message(role=Role.ASSISTANT, calls=(CALL,), reasoning="r")
+    whole = json.loads(form().whole(Answer(message=message, ending=Ending.CALLS, usage=USAGE)))
+    (choice,) = whole["choices"]
+    assert choice["message"]["content"] is None
+    assert choice["message"]["reasoning_content"] == "r"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, ""),
+        ("", ""),
+        ([], ""),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+        ([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}], "a"),
+    ],
+)
+def test_content_in_any_of_its_forms_is_the_same_text(content: Any, text: str) -> None:
+    request = parse({"messages": [USER, {"role": "assistant", "content": content}]})
+    assert request.messages[1].text == text
+    assert parse({"messages": [USER, {"role": "assistant"}]}).messages[1].text == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "robot", "content": "x"}, "messages[0]"),
+        ({"role": "user", "content": 5}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content"),
+        ({"role": "assistant", "tool_calls": [{"id": "x"}]}, "messages[0].tool_calls[0]"),
+        ("hi", "messages[0]"),
+    ],
+)
+def test_a_malformed_message_is_named(message: Any, param: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        parse({"messages": [message]})
+    assert refused.value.param == param
+
+
+def test_unknown_fields_are_tolerated_and_harmless_values_accepted() -> None:
+    body = {"messages": [USER], "n": 1, "logprobs": False, "user": "x", "store": False}
+    assert parse({**body, "parallel_tool_calls": True, "brand_new": {}}).messages[0].text == "hi"
+
+
+def test_errors_have_the_four_fields() -> None:
+    told = json.loads(error_json(Refusal("no", kind=RefusalKind.UNAUTHORIZED, code="c")))
+    assert told == {
+        "error": {"message": "no", "type": "authentication_error", "param": None, "code": "c"}
+    }

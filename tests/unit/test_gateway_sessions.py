@@ -1,0 +1,153 @@
+"""Where a request attaches in an execution's tree of turns, without HTTP."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from opengyre.gateway.body import digest, restore_body
+from opengyre.gateway.history import is_same_call, is_same_reasoning
+from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.request import Call, Message, Refusal, Request, Role
+from opengyre.gateway.sessions import Attempt, ForkReason, Node, Session, full_ids
+
+MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
+TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+RENDERER = load_renderer(MODEL)
+USER = Message(role=Role.USER, text="Do it.")
+CALLED = Call(call_id="call_1", name="bash", arguments='{"n":  5000.0, "a": "\\u00e9"}')
+
+
+def session(max_context_tokens: int = 4096) -> Session:
+    return Session(execution="e1", renderer=RENDERER, max_context_tokens=max_context_tokens)
+
+
+def call(arguments: str, call_id: str = "call_1") -> Call:
+    return Call(call_id=call_id, name="bash", arguments=arguments)
+
+
+def admit(one: Session, *messages: Message, name: str = "") -> Attempt:
+    body = json.dumps([name, *(repr(m) for m in messages)]).encode()
+    return one.admit(Request(model="m", messages=messages), body=body, body_key=digest(name))
+
+
+def commit(one: Session, attempt: Attempt, message: Message, sampled: str) -> Node:
+    ids = TOKENIZER.encode(sampled + "<|im_end|>", add_special_tokens=False).ids
+    return one.commit(attempt, completion_ids=ids, message=message)
+
+
+def said(text: str) -> Message:
+    return Message(role=Role.ASSISTANT, text=text)
+
+
+def test_an_extension_keeps_every_token_of_its_parent() -> None:
+    one = session()
+    first = commit(one, admit(one, USER), said("ok"), "  ok\n")
+    second = admit(one, USER, said("ok"), replace(USER, text="More."))
+    assert second.parent is first
+    assert second.fork_reason is ForkReason.NONE
+    assert second.prompt_ids[: second.num_kept] == full_ids(first)
+    assert (second.turn, second.attempt) == ("e1.t2", 0)
+
+
+def test_two_branches_may_grow_from_one_turn() -> None:
+    one = session()
+    first = commit(one, admit(one, USER), said("ok"), "ok")
+    left = admit(one, USER, said("ok"), replace(USER, text="left"))
+    right = admit(one, USER, said("ok"), replace(USER, text="right"))
+    assert left.parent is right.parent is first
+    assert left.fork_reason is right.fork_reason is ForkReason.NONE
+
+
+def test_rewritten_reasoning_forks_and_dropped_or_trimmed_reasoning_does_not() -> None:
+    one = session()
+    thought = replace(said("ok"), reasoning="hm\n")
+    commit(one, admit(one, USER), thought, "<think>\nhm\n\n</think>\n\nok")
+    for reasoning in (None, "", "hm", "hm\n"):
+        again = admit(one, USER, replace(thought, reasoning=reasoning), USER)
+        assert again.fork_reason is ForkReason.NONE
+    other = admit(one, USER, replace(thought, reasoning="other"), USER)
+    assert other.fork_reason is ForkReason.REWRITTEN_REASONING
+
+
+def test_a_fork_restores_our_calls_as_they_were_sampled() -> None:
+    one = session()
+    message = replace(said(""), calls=(CALLED,))
+    sampled = f'<tool_call>\n{{"name": "bash", "arguments": {CALLED.arguments}}}\n</tool_call>'
+    first = commit(one, admit(one, USER), message, sampled)
+    rewritten = replace(CALLED, arguments='{"a":"é","n":5000}')
+    result = Message(role=Role.TOOL, text="done", call_id="call_1")
+    changed_root = replace(USER, text="Do it. (reminder)")
+    fork = admit(one, changed_root, replace(message, calls=(rewritten,)), result)
+    assert fork.fork_reason is ForkReason.REWRITTEN_TURN
+    assert CALLED.arguments in TOKENIZER.decode(fork.prompt_ids, skip_special_tokens=False)
+    assert fork.parent is first
+    attached = admit(one, USER, replace(message, calls=(rewritten,)), result)
+    assert attached.parent is first
+    assert attached.fork_reason is ForkReason.NONE
+
+
+def test_a_retry_needs_an_abandoned_attempt_and_uses_it_up() -> None:
+    one = session()
+    first = admit(one, USER, name="a")
+    assert admit(one, USER, name="a").turn == "e1.t2"
+    one.abandon(first)
+    one.abandon(first)
+    again = admit(one, USER, name="a")
+    assert (again.turn, again.attempt) == ("e1.t1", 1)
+    assert again.prompt_ids == first.prompt_ids
+    assert (admit(one, USER, name="a").turn, one.num_turns) == ("e1.t3", 3)
+
+
+def test_a_prompt_without_room_takes_no_turn_number() -> None:
+    one = session(max_context_tokens=12)
+    with pytest.raises(Refusal) as refused:
+        admit(one, replace(USER, text="word " * 50))
+    assert refused.value.code == "context_length_exceeded"
+    assert one.num_turns == 0
+
+
+def test_chains_of_new_roots_stay_short() -> None:
+    one = session()
+    for k in range(30):
+        node = commit(one, admit(one, replace(USER, text=f"task {k}")), said("ok"), "ok")
+    depth, at = 0, node
+    while at.parent is not None:
+        depth, at = depth + 1, at.parent
+    assert depth <= 4
+
+
+def test_bodies_older_than_the_kept_ones_are_restored_through_their_deltas() -> None:
+    one = session()
+    first = admit(one, USER, name="a")
+    commit(one, first, said("zero"), "zero")
+    for k in range(4):
+        attempt = admit(one, replace(USER, text=f"other {k}"), name=f"o{k}")
+        commit(one, attempt, said(f"other {k}"), "x")
+    late = admit(one, USER, said("zero"), USER, name="late")
+    assert late.parent is not None
+    assert late.parent.turn == first.turn
+    assert restore_body(late.delta, first.body) == late.body
+
+
+def test_meaningless_differences_make_no_other_history() -> None:
+    for one, two in [
+        (CALLED.arguments, '{"a":"é","n":5000}'),
+        ("", "{}"),
+        ('{"a": 1.50}', '{"a": 1.5}'),
+        ("not json", "not json"),
+    ]:
+        assert is_same_call(replace(CALLED, arguments=one), call(two, call_id="x"))
+    for one, two in [
+        (CALLED.arguments, '{"a":"é","n":5001}'),
+        ("true", "1"),
+        ("null", "{}"),
+        ("not json", '"not json"'),
+        ('{"a": 9007199254740993}', '{"a": 9007199254740992}'),
+    ]:
+        assert not is_same_call(call(one), call(two))
+    assert not is_same_call(CALLED, replace(CALLED, name="other"))
+    assert is_same_reasoning(" a ", "a\n")
+    assert not is_same_reasoning("a", None)
