@@ -21,6 +21,7 @@ from opengyre.store.journal import Row
 from opengyre.store.segments import SegmentWriter
 
 NOWHERE = SegmentRef(segment=-1, offset_bytes=-1, crc32=0)
+LOGPROBS = [-0.5 * n for n in range(6)]
 C0, C1, S0 = EngineId("c0"), EngineId("c1"), EngineId("s0")
 
 
@@ -74,7 +75,6 @@ class Tape:
         assert self._writer is not None
         number = int(name[1:7]) * 100 + int(name.partition(".t")[2]) * 10
         prompt, completion = [number, number + 1, number + 2], [number + n for n in range(3, 9)]
-        logprobs = [-0.5 * n for n in range(6)]
         edges = [0, *cuts, 6]
         spans = [
             Span(
@@ -111,15 +111,18 @@ class Tape:
                 header=TurnRecord(ref=NOWHERE, **fields),
                 new_prompt_ids=prompt,
                 completion_ids=completion,
-                logprobs=logprobs,
+                logprobs=LOGPROBS,
                 request_delta=b"{}",
             )
         )
         self.tell(seen.TurnRecorded(turn=TurnRecord(ref=ref, **fields)))
-        ids = [*kept, *prompt, *completion]
-        self._ids[name] = ids
-        before = self.paths.get(parent)
-        trained = [*(before.trained if before else []), (len(kept) + 3, len(ids))]
+        self._ids[name] = [*kept, *prompt, *completion]
+        self._remember_path(name, parent)
+
+    def _remember_path(self, name: str, parent: str) -> None:
+        """What training this turn and the one before would be told as."""
+        ids, before = self._ids[name], self.paths.get(parent)
+        trained = [*(before.trained if before else []), (len(ids) - 6, len(ids))]
         self.paths[name] = seen.PathDigest(
             execution=name.partition(".")[0],
             group="",
@@ -127,7 +130,7 @@ class Tape:
             num_tokens=len(ids),
             ids_crc32=zlib.crc32(array("i", ids).tobytes()),
             trained=trained,
-            logprobs_crc32=zlib.crc32(array("f", logprobs * len(trained)).tobytes()),
+            logprobs_crc32=zlib.crc32(array("f", LOGPROBS * len(trained)).tobytes()),
         )
 
     def close(self, number: int, reward: float | None = 0.5) -> None:
@@ -213,6 +216,12 @@ def write_rows(tape: Tape) -> None:
     )
     tape.turn("e000002.t0", engine="c0", cuts=(2,))
     tape.close(2, 0.0)
+    first_step(tape)
+    first_boundary(tape)
+    second_burst(tape)
+
+
+def first_step(tape: Tape) -> None:
     tape.do(c.OpenStep, step=0, version=0)
     tape.do(c.Offer, step=0, groups=(group_id(1),))
     tape.tell(f.GroupAssigned(group=group_id(1), step=0))
@@ -231,6 +240,9 @@ def write_rows(tape: Tape) -> None:
     tape.do(c.CloseStep, step=0, num_groups=2)
     finish_step(tape, 0, [group_id(1), group_id(3)], [0, 1, 2])
     tape.tell(f.StepCommitted(step=0, version=1))
+
+
+def first_boundary(tape: Tape) -> None:
     tape.do(c.Checkpoint, step=0, version=1)
     tape.do(c.Expose, version=1)
     leaving, publishing, _ = tape.plan(
@@ -257,7 +269,6 @@ def write_rows(tape: Tape) -> None:
     tape.turn("e000005.t0", cuts=(4,), last_version=1)
     tape.close(5, 0.25)
     tape.tell(seen.EvalResult(burst=0, version=0, rewards=[0.25]))
-    second_burst(tape)
 
 
 def second_burst(tape: Tape) -> None:
