@@ -18,7 +18,7 @@ from opengyre.runtime import messages as m
 from opengyre.runtime.prepare import prepare
 from opengyre.runtime.run import Run, RunEnd, train
 from opengyre.store.codec import JournalValue
-from opengyre.store.journal import read_journal
+from opengyre.store.journal import Row, read_journal
 from opengyre.store.observations import TurnRecorded
 from opengyre.store.segments import SegmentReader
 
@@ -39,7 +39,11 @@ class Driven:
     """A run that ended, and its journal."""
 
     end: RunEnd
-    values: list[JournalValue]
+    rows: list[Row]
+
+    @property
+    def values(self) -> list[JournalValue]:
+        return [row.value for row in self.rows]
 
     def all(self, kind: type) -> list[Any]:
         return [value for value in self.values if isinstance(value, kind)]
@@ -66,19 +70,24 @@ def make_trails(folder: Path, num: int) -> Path:
 
 
 def drive(
-    tmp_path: Path, tasks: Path, *overrides: str, watch: Watch = only_watch, name: str = "run"
+    tmp_path: Path,
+    tasks: Path,
+    *overrides: str,
+    watch: Watch = only_watch,
+    config: Path = EXAMPLE,
+    deadline_s: float = RUN_DEADLINE_S,
 ) -> Driven:
-    """Run examples/scripted.toml on `tasks` with `overrides`."""
+    """Run `config` on `tasks` with `overrides`."""
     sets = [f'tasks=[{{path="{tasks}"}}]', *overrides]
-    prepared = prepare(load_config(EXAMPLE, sets))
-    folder = tmp_path / name
+    prepared = prepare(load_config(config, sets))
+    folder = tmp_path / "run"
 
     async def body() -> RunEnd:
-        async with asyncio.timeout(RUN_DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             return await train(prepared, folder, is_unsafe_allowed=False, watch=watch)
 
     end = asyncio.run(body())
-    return Driven(end, [row.value for row in read_journal(folder / "run.db")])
+    return Driven(end, list(read_journal(folder / "run.db")))
 
 
 async def stir(run: Run, *, every_s: float) -> None:

@@ -1,0 +1,73 @@
+"""The quickstart's own config, shortened: a real model, real gradients, real role changes.
+
+It asserts the mechanism, never the reward.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_rig import MAKE_TASKS, ROOT, Driven, drive
+
+from opengyre.control import facts as f
+from opengyre.store.observations import Continued, EvalResult, MemberJoined, StepReport
+from opengyre.store.run_folder import open_run_folder
+from opengyre.views.fold import fold
+from opengyre.views.summary import summarise
+from opengyre.views.verify import verify_run
+
+pytestmark = pytest.mark.timeout(300)
+
+QUICKSTART = ROOT / "examples" / "quickstart" / "quickstart.toml"
+SHORT = (
+    "run.seed=1",
+    "run.num_steps=4",
+    "topology.slots_per_cell=6",
+    "topology.slots_per_standalone=18",
+    "schedule.group_size=4",
+    "schedule.groups_per_step=4",
+    "schedule.steps_per_burst=2",
+    "schedule.max_staleness=2",
+    "schedule.supply_hold_s=0.2",
+)
+
+
+def make_tasks(out: Path, *, seed: int, num: int) -> Path:
+    command = [sys.executable, str(MAKE_TASKS), "--seed", str(seed), "--num", str(num)]
+    subprocess.run([*command, "--out", str(out)], check=True, timeout=30)
+    return out
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    folder = tmp_path_factory.mktemp("quickstart")
+    train = make_tasks(folder / "train", seed=21, num=8)
+    held_out = make_tasks(folder / "eval", seed=22, num=4)
+    return drive(
+        folder, train, f'eval.path="{held_out}"', *SHORT, config=QUICKSTART, deadline_s=240
+    )
+
+
+def test_the_run_makes_four_updates_and_evaluates_before_and_after(short: Driven) -> None:
+    assert short.end.exit_code == 0
+    assert [step.version_after for step in short.all(StepReport) if step.is_applied]
+    assert len(short.all(StepReport)) == 4
+    assert len(short.all(EvalResult)) == 2
+
+
+def test_a_satellite_joins_requests_move_and_retention_is_decided(short: Driven) -> None:
+    summary = summarise(fold(short.rows))
+    assert summary["mid_batch_joins"] >= 1
+    assert short.all(MemberJoined)
+    assert [one for one in short.all(Continued) if one.reason == "move"]
+    assert sum(summary["retention_decisions"].values()) >= 1
+    assert summary["tokens_lost"] == 0
+    assert summary["harness_errors_from_moves"] == 0
+
+
+def test_no_execution_is_lost_and_the_promises_are_kept(short: Driven) -> None:
+    assert f.Outcome.LOST not in short.outcomes().values()
+    results = verify_run(open_run_folder(short.end.folder))
+    assert not [problem for result in results for problem in result.problems]
+    assert all(result.is_kept for result in results)
