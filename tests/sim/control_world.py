@@ -276,7 +276,8 @@ class World:
             return
         self._answer(command)
         lasts_s = self.rng.lognormvariate(0, 0.8) * self.weather.execution_s
-        if self.rng.random() < self.weather.straggler_rate:
+        rate = self.weather.straggler_rate
+        if rate > 0 and self.rng.random() < rate:
             lasts_s *= 30
         self.at(lasts_s, lambda: self._close(execution, f.Outcome.COMPLETED))
 

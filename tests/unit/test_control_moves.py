@@ -333,3 +333,12 @@ def test_a_core_that_dies_in_rollout_has_lost_nothing() -> None:
     desk.settle()
     assert (desk.view.steps_done, desk.view.version) == (1, 1)
     assert state_of(desk, "c0") is EngineState.OPEN
+
+
+def test_a_drop_that_failed_is_told_again_and_the_cell_is_fenced() -> None:
+    config = make_config(groups_per_step=4, supply_fraction=0.25, join_deadline_s=7.0)
+    desk = Desk(config, c.Admit, c.DropMember).start()
+    desk.finish("g00000", "g00001")
+    desk.settle(after_s=7.0)
+    desk.fail(desk.last(c.DropMember))
+    assert sorted(names(desk.settle())) == ["DropMember", "Fence"]

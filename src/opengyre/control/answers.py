@@ -19,6 +19,7 @@ from opengyre.control.slots import displace_one
 from opengyre.control.step_record import StepState
 
 REROUTE_RETRY_S = 1.0
+MAX_DROP_FAILURES = 4
 
 
 def take(
@@ -101,11 +102,24 @@ def _step_call_failed(
         case c.DropMember():
             if run.cells[command.cell].role is CellRole.TRAINING:
                 _suspect(run, run.cells[command.cell].engine, command, reason)
+            if is_now:
+                _drop_again(run, command, reason)
         case c.Offer():
             if is_now:
                 _fail_run(run, command, reason)
         case _:
             assert_never(command)
+
+
+def _drop_again(run: RunState, command: c.DropMember, reason: str) -> None:
+    """Its work must come back to the stream, or the step never ends: told again, boundedly."""
+    member = None if run.step is None else run.step.members.get(command.cell)
+    if member is None:
+        return
+    member.num_drop_failures += 1
+    member.drop = None
+    if member.num_drop_failures >= MAX_DROP_FAILURES:
+        _fail_run(run, command, reason)
 
 
 def _launch_failed(run: RunState, command: c.Launch) -> None:

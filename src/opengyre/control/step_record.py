@@ -59,6 +59,7 @@ class Member:
     state: MemberState = MemberState.ADMITTING
     drop_reason: str = ""
     drop: CommandId | None = None
+    num_drop_failures: int = 0
 
     def move(self, state: MemberState) -> None:
         if state not in MEMBER_TRANSITIONS[self.state]:
