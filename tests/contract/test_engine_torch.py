@@ -221,11 +221,19 @@ def test_logits_that_are_not_finite_end_the_request_and_spoil_no_other() -> None
         assert "not finite" in made.reason
         with torch.no_grad():
             model.model.embed_tokens.weight[3] = sound
+        same = request(3, [3] * 50, 6)
+        made = await collect(engine.submit(same))
+        assert made.logprobs == pytest.approx(reference(model, same, made.ids), abs=1e-4)
+        with torch.no_grad():
+            model.model.embed_tokens.weight[3] = torch.nan
+        assert (await collect(engine.submit(same))).finish is Finish.ERROR
+        with torch.no_grad():
+            model.model.embed_tokens.weight[3] = sound
         asked = [request(10 + n, prompt_of(8), 6, seed=1) for n in range(7)]
         longer = request(20, prompt_of(60), 6, seed=1)
-        again = await asyncio.gather(*(collect(engine.submit(one)) for one in [longer, *asked]))
+        again = await asyncio.gather(*(collect(engine.submit(one)) for one in [*asked, longer]))
         assert [one.finish for one in again] == [Finish.LENGTH] * 8
-        assert all(one.ids == whole.ids for one in again[1:])
+        assert all(one.ids == whole.ids for one in again[:-1])
 
     play(scene)
 
