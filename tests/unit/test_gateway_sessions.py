@@ -52,6 +52,27 @@ def test_an_extension_keeps_every_token_of_its_parent() -> None:
     assert (second.turn, second.attempt) == ("e1.t2", 0)
 
 
+@pytest.mark.parametrize(
+    ("sampled", "message"),
+    [
+        ("half a sen", said("half a sen")),
+        ("<think>\nhalf a tho", replace(said(""), reasoning="half a tho")),
+        ('<tool_call>\n{"name": "bash", "argu', replace(said(""), calls=(call("{"),))),
+    ],
+)
+def test_a_turn_cut_by_its_budget_is_closed_as_context_of_the_next(
+    sampled: str, message: Message
+) -> None:
+    one = session()
+    ids = TOKENIZER.encode(sampled, add_special_tokens=False).ids
+    cut = one.commit(admit(one, USER), completion_ids=ids, message=message)
+    after = admit(one, USER, message, replace(USER, text="Go on."))
+    assert after.parent is cut
+    assert after.num_kept == len(full_ids(cut))
+    new_text = TOKENIZER.decode(after.prompt_ids[after.num_kept :], skip_special_tokens=False)
+    assert "<|im_end|>\n<|im_start|>user\nGo on." in new_text
+
+
 def test_two_branches_may_grow_from_one_turn() -> None:
     one = session()
     first = commit(one, admit(one, USER), said("ok"), "ok")

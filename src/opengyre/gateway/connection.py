@@ -43,6 +43,7 @@ class Connection:
         self._transport: asyncio.Transport = scope["state"]["transport"]
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self.has_begun = False
+        self.num_writes = 0
 
     @property
     def is_gone(self) -> bool:
@@ -73,6 +74,7 @@ class Connection:
 
     async def write(self, data: bytes) -> None:
         """Nothing is awaited after the bytes went to the transport."""
+        self.num_writes += 1
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:

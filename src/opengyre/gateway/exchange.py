@@ -144,14 +144,12 @@ class Exchange:
 
     async def _comment(self) -> None:
         """A comment after each silence, so that nobody between us and the client gives up."""
-        wait_s = self._parts.hold_comment_s
-        num_fed = -1
         while True:
-            await asyncio.sleep(wait_s)
-            if self._num_fed == max(num_fed, 0):
+            num_before = self._connection.num_writes
+            await asyncio.sleep(self._parts.hold_comment_s)
+            if self._connection.num_writes == num_before:
                 await self._open_stream()
                 await self._connection.write(b": held\n\n")
-            num_fed = self._num_fed
 
     async def _give_up(self, error: NoEngine) -> None:
         self._has_given_up = True

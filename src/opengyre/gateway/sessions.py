@@ -78,7 +78,7 @@ class Session:
     num_turns: int = 0
     _nodes_by_key: dict[bytes, list[Node]] = field(default_factory=dict)
     _calls_by_id: dict[str, Call] = field(default_factory=dict)
-    _retryable: dict[bytes, list[Attempt]] = field(default_factory=dict)
+    _retryable: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
     _bodies: dict[str, bytes] = field(default_factory=dict)
     _latest: Node | None = None
 
@@ -92,14 +92,14 @@ class Session:
         self._check_room(len(prompt_ids))
         num_kept = _num_common(prompt_ids, full_ids(parent)) if parent else 0
         parent = _holder(parent, num_kept)
-        earlier = self._take_retryable(body_key)
-        if earlier is None:
+        retried = self._take_retryable(body_key)
+        if retried is None:
             self.num_turns += 1
-        number = self.num_turns if earlier is None else earlier.number
+        number, attempt = retried or (self.num_turns, 0)
         return Attempt(
             turn=f"{self.execution}.t{number}",
             number=number,
-            attempt=0 if earlier is None else earlier.attempt + 1,
+            attempt=attempt,
             request=request,
             body=body,
             body_key=body_key,
@@ -134,7 +134,8 @@ class Session:
         if attempt.is_abandoned:
             return
         attempt.is_abandoned = True
-        self._retryable.setdefault(attempt.body_key, []).append(attempt)
+        following = (attempt.number, attempt.attempt + 1)
+        self._retryable.setdefault(attempt.body_key, []).append(following)
 
     def _attach(
         self, request: Request, keys: list[bytes]
@@ -186,14 +187,15 @@ class Session:
         ours = self._calls_by_id.get(call.call_id)
         return ours if ours is not None and is_same_call(ours, call) else call
 
-    def _take_retryable(self, body_key: bytes) -> Attempt | None:
+    def _take_retryable(self, body_key: bytes) -> tuple[int, int] | None:
+        """(turn, attempt) of a request that repeats an abandoned one."""
         waiting = self._retryable.get(body_key)
         if not waiting:
             return None
-        earlier = waiting.pop()
+        following = waiting.pop()
         if not waiting:
             del self._retryable[body_key]
-        return earlier
+        return following
 
     def _check_room(self, num_prompt: int) -> None:
         if num_prompt >= self.max_context_tokens:
