@@ -35,7 +35,8 @@ DECAY_SHARE = 0.3
 WARM_UP_STEPS = 30
 LEARNING_RATE = 4e-3
 CONTEXT_WEIGHT = 0.05
-TASK_SEED_BASE = 1_000_000
+FIRST_TASK_SEED = 1_000_000
+TASK_SEEDS_PER_SEED = 10_000_000
 HELD_OUT_SEED = 2_000_000
 IGNORED = -100
 
@@ -138,7 +139,8 @@ def train(model: Qwen3ForCausalLM, tokenizer: RendererTokenizer, num_steps: int,
     for step in range(num_steps):
         mistakes = CLEAN if step < CLEAN_SHARE * num_steps else NOISY
         dice = Dice(rng=rng, mistakes=mistakes)
-        tasks = draw_tasks(TASK_SEED_BASE * seed + step, TASKS_PER_STEP)
+        task_seed = FIRST_TASK_SEED + (seed - 1) * TASK_SEEDS_PER_SEED + step
+        tasks = draw_tasks(task_seed, TASKS_PER_STEP)
         chats = [demonstrate(tokenizer, task, dice) for task in tasks]
         loss = train_step(model, optimizers, make_batch(chats, pad_id), rate_at(step, num_steps))
         if step % 20 == 19:
