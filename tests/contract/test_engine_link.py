@@ -136,6 +136,7 @@ def test_a_caller_that_dies_leaves_nothing_running_at_the_engine(address: str) -
         assert (await collect(stream)).reason == ENGINE_LOST
         while link.engine.stats().num_running:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
+        assert link.engine.stats().num_generated_tokens < 1500, "it was not cancelled but ended"
         assert (await collect(link.remote.submit(ask(2, 3)))).finish is Finish.LENGTH
 
     play(address, scene)
