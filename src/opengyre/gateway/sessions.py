@@ -90,7 +90,7 @@ class Session:
         keys = history_keys(request.messages, request.tools)
         parent, prompt_ids, reason = self._attach(request, keys)
         self._check_room(len(prompt_ids))
-        num_kept = _num_common(prompt_ids, full_ids(parent)) if parent else 0
+        num_kept = _num_kept(parent, prompt_ids, is_extended=reason is ForkReason.NONE)
         parent = _holder(parent, num_kept)
         retried = self._take_retryable(body_key)
         if retried is None:
@@ -254,6 +254,13 @@ def _best(nodes: list[Node], message: Message) -> Node:
         if ids and [call.call_id for call in node.message.calls] == ids:
             return node
     return nodes[-1]
+
+
+def _num_kept(parent: Node | None, prompt_ids: list[int], *, is_extended: bool) -> int:
+    """How many ids of `parent` the prompt begins with; all of them if it extends it."""
+    if parent is None:
+        return 0
+    return parent.num_tokens if is_extended else _num_common(prompt_ids, full_ids(parent))
 
 
 def _num_common(one: list[int], other: list[int]) -> int:
