@@ -44,7 +44,6 @@ class ApplierParts:
     inbox: Inbox
     observe: Callable[[AnyObservation], None]
     save: Callable[[int, int], Awaitable[None]]
-    num_continued_by_engine: dict[str, int]
     now_s: Callable[[], float]
 
 
@@ -149,9 +148,8 @@ class Applier:
         call, engine = self._parts.processes.call, command.engine
         snapshot = self._parts.steps.published(command.version)
         started_s = self._parts.now_s()
-        self._parts.num_continued_by_engine[engine] = 0
         await call("gateway", m.ShutDoor(engine=engine))
-        await call(engine, m.FreezeAll())
+        frozen: m.Frozen = await call(engine, m.FreezeAll())
         loaded = await call(
             engine,
             m.LoadVersion(version=command.version, snapshot=snapshot),
@@ -166,7 +164,7 @@ class Applier:
                 version=loaded.version,
                 checksum=loaded.checksum,
                 held_s=held_s,
-                num_continued=self._parts.num_continued_by_engine[engine],
+                num_continued=frozen.num_requests,
             )
         )
 

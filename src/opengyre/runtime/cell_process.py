@@ -34,8 +34,9 @@ class CellProcess:
         match message:
             case m.FreezeAll():
                 self._parts.link.close_door()
+                stats = self._parts.engine.stats()
                 await self._parts.link.freeze_all()
-                return m.Done()
+                return m.Frozen(num_requests=stats.num_running + stats.num_waiting)
             case m.AdmitRequests():
                 self._parts.link.open_door()
                 return m.Done()

@@ -67,6 +67,12 @@ class FreezeAll(Message, frozen=True, kw_only=True):
     """Shut the engine's own door and freeze what runs; done = writing stopped."""
 
 
+class Frozen(Message, frozen=True, kw_only=True):
+    """Writing has stopped for the `num_requests` that ran or waited."""
+
+    num_requests: int
+
+
 class AdmitRequests(Message, frozen=True, kw_only=True):
     """Open the engine's own door."""
 

@@ -49,14 +49,14 @@ class Results:
         self.last_eval: float | None = None
 
     def tell_end(self, one: Execution, result: LaunchResult) -> None:
-        """A harness that failed after its model calls were moved is told as our error."""
+        """A failed harness is told; it is our error if a call that we cut could not go on."""
         if result.ending is Ending.EXITED and result.exit_code == 0:
             return
         if result.ending in (Ending.TIMED_OUT, Ending.CANCELLED):
             return
-        was_moved = any(turn.num_continuations for turn in one.turns)
+        was_cut = any(turn.num_continuations and turn.finish == "error" for turn in one.turns)
         kind = f"{result.ending.value} {result.exit_code}: {result.reason}"
-        self._observe(HarnessError(execution=one.execution, kind=kind, during_move=was_moved))
+        self._observe(HarnessError(execution=one.execution, kind=kind, during_move=was_cut))
 
     def tell_verdict(self, one: Execution) -> None:
         """The last verdict of an evaluation closes it."""

@@ -40,6 +40,7 @@ from opengyre.runtime.supervise import Durable, Places, Supervisor
 from opengyre.runtime.told import Told
 from opengyre.seams.errors import BoundaryError, ConfigError, leaves, words_of
 from opengyre.store.checkpoints import Checkpoints
+from opengyre.store.codec import JournalValue
 from opengyre.store.journal import Journal, open_journal
 from opengyre.store.observations import AnyObservation, RunEnded, StepReport
 from opengyre.store.run_folder import RunFolder, create_run_folder
@@ -47,6 +48,7 @@ from opengyre.store.segments import SegmentReader
 from opengyre.tasks.grader import ScriptGrader
 from opengyre.trainer.stream import StepStream, StreamSettings
 from opengyre.trajectory.advantages import Baseline
+from opengyre.views.notes import notes_of
 
 log = logging.getLogger(__name__)
 
@@ -176,14 +178,19 @@ class Run:
         self.steps = Steps(self._step_parts(config))
         self.told = Told(book=self.book, steps=self.steps, observe=self.observe)
         self.results = Results(self.book, self.observe)
+        self.notes: list[tuple[float, str]] = []
         self.step_reports: list[dict[str, Any]] = []
         self.is_interrupted = False
 
     def observe(self, value: AnyObservation) -> None:
-        """Into the journal; steps are kept for whoever watches."""
+        """Into the journal; steps and notes are kept for whoever watches."""
         if isinstance(value, StepReport):
             self.step_reports.append(msgspec.structs.asdict(value))
-        self.opened.journal.append(self._now_s(), value)
+        self._append(self._now_s(), value)
+
+    def _append(self, now_s: float, value: JournalValue) -> int:
+        self.notes += [(now_s, words) for words in notes_of(value)]
+        return self.opened.journal.append(now_s, value)
 
     def interrupt(self, reason: str) -> None:
         """A person or a signal asks for an early end."""
@@ -217,6 +224,7 @@ class Run:
             self.scheduler,
             inbox=self.inbox,
             journal=self.opened.journal,
+            append=self._append,
             applier=applier,
             now_s=self._now_s,
         )
@@ -254,7 +262,6 @@ class Run:
                 inbox=self.inbox,
                 observe=self.observe,
                 save=self._save,
-                num_continued_by_engine=self.told.num_continued_by_engine,
                 now_s=self._now_s,
             )
         )

@@ -15,8 +15,7 @@ from opengyre.store.observations import AnyObservation, Continued, TurnRecorded
 
 
 class Told:
-    """`handle` is the handler of every child's connection. `num_continued_by_engine` counts
-    since the last publication at that engine began (see Applier)."""
+    """`handle` is the handler of every child's connection."""
 
     def __init__(
         self, *, book: Book, steps: Steps, observe: Callable[[AnyObservation], None]
@@ -26,7 +25,6 @@ class Told:
         self._observe = observe
         self.num_sampled_tokens = 0
         self.num_continued = 0
-        self.num_continued_by_engine: dict[str, int] = {}
 
     async def handle(self, name: str, message: Any) -> m.Message | None:
         match message:
@@ -53,8 +51,6 @@ class Told:
 
     def _tell_continued(self, message: m.ContinuedTold) -> None:
         self.num_continued += 1
-        counts = self.num_continued_by_engine
-        counts[message.from_engine] = counts.get(message.from_engine, 0) + 1
         self._observe(
             Continued(
                 execution=message.execution,

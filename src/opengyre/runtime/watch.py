@@ -70,19 +70,18 @@ def fold_run(db: Path) -> RunState:
 
 
 async def _look(run: Run, view: TerminalView | None) -> None:
-    """Until cancelled: show, and append a row of metrics for each committed step."""
+    """Until cancelled: show, tell notes, and append a row of metrics for each step."""
     rate = _Rate()
     num_steps = 0
     while True:
-        state = view_state(run, rate)
+        notes, run.notes = run.notes, []
         if view is not None:
-            view.show(state)
-        while num_steps < len(run.step_reports):
-            row = run.step_reports[num_steps]
-            num_steps += 1
+            view.show(view_state(run, rate))
+            for now_s, words in notes:
+                view.note(now_s, words)
+        for row in run.step_reports[num_steps:]:
             run.opened.folder.append_metrics(row)
-            if view is not None:
-                view.note(state.wall_s, _step_words(row))
+        num_steps = len(run.step_reports)
         await asyncio.sleep(SHOW_EVERY_S)
 
 
@@ -138,12 +137,6 @@ def _lane(seen: SchedulerView, engine: EngineView) -> EngineLane:
         slots=engine.slots,
         version=engine.verified_version or 0,
     )
-
-
-def _step_words(row: dict[str, Any]) -> str:
-    reward = "none" if row["mean_reward"] is None else f"{row['mean_reward']:.3f}"
-    words = f"step {row['step']}: version {row['version_after']}, {len(row['groups'])} groups"
-    return f"{words}, {row['num_tokens']} tokens, reward {reward}"
 
 
 def _short(path: Path) -> str:
