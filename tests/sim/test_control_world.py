@@ -122,3 +122,28 @@ def test_no_trained_group_is_older_than_the_bound_when_some_take_very_long(
     assert view.steps_done == 10
     if overdue is Overdue.WAIT:
         assert view.num_dropped == 0
+
+
+def test_long_outages_recall_satellites_and_the_core_and_every_step_is_still_trained() -> None:
+    recalled: set[str] = set()
+    for seed in range(12):
+        config = make_config(
+            num_cells=3,
+            num_standalone=1 + seed % 2,
+            slots=6,
+            num_steps=8,
+            recall_after_s=5.0,
+            lost_deadline_s=2000.0,
+            max_core_losses=50,
+        )
+        world = World(
+            config,
+            Weather(seed=seed, deaths=14, restart_s=60.0, execution_s=30.0, group_work_s=20.0),
+        )
+        assert not world.run().failed
+        assert world.scheduler.snapshot().steps_done == 8
+        plans = [entry for _, entry in world.journal if isinstance(entry, c.Plan)]
+        for command in (one for plan in plans for one in plan.commands):
+            if "is recalled" in command.reason:
+                recalled.add(type(command).__name__)
+    assert recalled == {"AbandonStep", "DropMember", "Checkpoint"}

@@ -150,7 +150,9 @@ def turn_back(run: RunState, now_s: float) -> None:
     """The cell serves on; its door is opened with the next plan."""
     if run.transition is None:
         raise InvariantError("nothing to turn back")
-    run.cells[run.transition.cell].move(CellRole.ROLLOUT)
+    cell = run.cells[run.transition.cell]
+    cell.move(CellRole.ROLLOUT)
+    cell.must_return = False
     run.transition = None
     run.supply.restart()
     run.not_before_s = now_s + RETRY_AFTER_S
