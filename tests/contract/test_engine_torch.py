@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engine_under_test import all_chunks, prompt_of, request, tiny_model
+from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
 
 from opengyre.engines.compute import ComputeThread
@@ -317,6 +318,29 @@ def test_an_architecture_that_cannot_run_is_refused_in_one_line(tmp_path: Path) 
     windowed = Qwen3Config(use_sliding_window=True, sliding_window=8, max_window_layers=0)
     with pytest.raises(ConfigError, match="sliding-window"):
         refuse_unsupported(windowed)
+
+
+@pytest.mark.parametrize("fault", ["absent", "shape", "cut"])
+def test_a_folder_with_faulty_weights_is_refused_without_noise(
+    fault: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """transformers would draw an absent weight at random, and say so in a report."""
+    tiny_model("qwen3", is_tied=True, seed=2).save_pretrained(tmp_path)
+    capfd.readouterr()
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    norm = weights.pop("model.norm.weight")
+    if fault == "shape":
+        weights["model.norm.weight"] = norm[:5].clone()
+    save_file(weights, path, metadata={"format": "pt"})
+    if fault == "cut":
+        path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(ConfigError) as caught:
+        load_model(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert fault == "cut" or "model.norm.weight" in str(caught.value)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:

@@ -4,12 +4,16 @@ Owns: which architectures work and why another one is refused. Must not know: re
 Supported are plain full-attention decoders whose rotary angles depend on the position alone.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 from opengyre.engines.torch_engine.attention import AttentionPlan, KVShape
 from opengyre.seams.errors import ConfigError
@@ -26,15 +30,24 @@ def load_model(
     Raises ConfigError, one line, for a folder that holds no supported model.
     """
     try:
-        config = AutoConfig.from_pretrained(folder)
-        refuse_unsupported(config)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, use_safetensors=True, attn_implementation="sdpa"
-        )
-    except (OSError, ValueError) as error:
+        with _quiet():
+            config = AutoConfig.from_pretrained(folder)
+            refuse_unsupported(config)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                attn_implementation="sdpa",
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         words = str(error).strip().split("\n")[0]
         what = "expected a folder with config.json and safetensors weights"
         raise ConfigError(f"model {folder} cannot be loaded: {words}; {what}") from error
+    model, info = loaded
+    _refuse_incomplete(folder, info)
     return model.to(device).eval()
 
 
@@ -88,6 +101,31 @@ def decode_row(model: Any, ids: Tensor, positions: Tensor, plan: AttentionPlan) 
         )
     normed: Tensor = decoder.norm(hidden)[0]
     return normed
+
+
+def _refuse_incomplete(folder: str | Path, info: dict[str, Any]) -> None:
+    """transformers draws absent weights at random and goes on; we do not."""
+    absent = sorted(info["missing_keys"])
+    misshapen = sorted(str(one[0]) for one in info["mismatched_keys"])
+    for names, what in ((absent, "absent"), (misshapen, "of another shape than config.json says")):
+        if names:
+            count = f"of its weights {len(names)} are {what} ({names[0]} ...)"
+            raise ConfigError(f"model {folder} cannot be loaded: {count}; save the model again")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and load reports on the user's terminal; our errors say what matters."""
+    untyped: Any = logging
+    verbosity, has_bar = untyped.get_verbosity(), untyped.is_progress_bar_enabled()
+    untyped.set_verbosity_error()
+    untyped.disable_progress_bar()
+    try:
+        yield
+    finally:
+        untyped.set_verbosity(verbosity)
+        if has_bar:
+            untyped.enable_progress_bar()
 
 
 def _has_window(config: Any) -> bool:
