@@ -142,6 +142,17 @@ def test_arguments_of_another_meaning_fork_with_a_reason_and_keep_both_turns() -
     asyncio.run(main())
 
 
+async def leave_at_first_text(url: str, headers: dict[str, str], body: str) -> None:
+    """A client that goes away once the first words are there."""
+    async with (
+        httpx.AsyncClient() as client,
+        client.stream("POST", url, headers=headers, content=body) as response,
+    ):
+        async for line in response.aiter_lines():
+            if '"content":"w' in line:
+                return
+
+
 def test_a_retry_is_a_later_attempt_of_the_same_turn_whatever_the_order_of_its_keys() -> None:
     async def main() -> None:
         engine = scripted(lambda text, seed: "word " * 100, tokens_per_s=400)
@@ -150,13 +161,7 @@ def test_a_retry_is_a_later_attempt_of_the_same_turn_whatever_the_order_of_its_k
             headers = {"authorization": "Bearer key-1"}
             first = '{"messages": [{"role": "user", "content": "go"}], "stream": true}'
             again = '{"stream":true, "messages": [{"content": "go", "role": "user"}]}'
-            async with (
-                httpx.AsyncClient() as client,
-                client.stream("POST", url, headers=headers, content=first) as response,
-            ):
-                async for line in response.aiter_lines():
-                    if '"content":"w' in line:
-                        break
+            await leave_at_first_text(url, headers, first)
             async with httpx.AsyncClient() as client:
                 answer = await client.post(url, headers=headers, content=again)
             assert answer.text.endswith("data: [DONE]\n\n")

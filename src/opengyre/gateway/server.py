@@ -7,7 +7,7 @@ signal handler is touched; leaving closes every connection within the grace.
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 
 from starlette.applications import Starlette
 from uvicorn import Config, Server
@@ -61,18 +61,15 @@ async def serve_gateway(app: Starlette, sock: socket.socket) -> AsyncIterator[No
         backlog=BACKLOG,
     )
     server = _Server(config)
-    try:
+    with closing(sock):
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(server.serve(sockets=[sock]))
             try:
-                async with asyncio.timeout(START_TIMEOUT_S):
-                    await server.ready.wait()
+                await asyncio.wait_for(server.ready.wait(), START_TIMEOUT_S)
                 yield
             finally:
                 server.leave()
                 await asyncio.wait([serving], timeout=2 * GRACE_S)
-    finally:
-        sock.close()
 
 
 def bind(host: str, port: int) -> socket.socket:
