@@ -23,8 +23,8 @@ $(READY): pyproject.toml checks/venv.sh
 
 $(TASKS)/.made: $(READY) examples/quickstart/make_tasks.py examples/quickstart/families.py
 	@rm -rf $(TASKS)
-	@$(PY) examples/quickstart/make_tasks.py --seed 11 --num 32 --out $(TASKS)/train
-	@$(PY) examples/quickstart/make_tasks.py --seed 12 --num 32 --out $(TASKS)/eval --avoid $(TASKS)/train
+	@$(PY) examples/quickstart/make_tasks.py --seed 31 --num 32 --out $(TASKS)/train
+	@$(PY) examples/quickstart/make_tasks.py --seed 32 --num 32 --out $(TASKS)/eval --avoid $(TASKS)/train
 	@touch $@
 
 quickstart: $(READY) $(TASKS)/.made
