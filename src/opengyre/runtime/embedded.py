@@ -40,7 +40,7 @@ def build_embedded(
             max_running=config.engine.max_batch,
             num_kv_slots=max(config.engine.max_batch, config.engine.kv_tokens // context_tokens),
             context_tokens=context_tokens,
-            step_tokens=config.engine.prefill_tokens,
+            step_tokens=config.engine.max_batch + config.engine.prefill_tokens,
         ),
         compute,
     )
