@@ -342,3 +342,17 @@ def test_a_drop_that_failed_is_told_again_and_the_cell_is_fenced() -> None:
     desk.settle(after_s=7.0)
     desk.fail(desk.last(c.DropMember))
     assert sorted(names(desk.settle())) == ["DropMember", "Fence"]
+
+
+def test_no_cell_leaves_before_displaced_executions_have_found_slots() -> None:
+    desk = Desk(make_config(num_cells=2, slots=8)).start()
+    desk.held.add(c.Publish)
+    desk.train("g00000", "g00001")
+    desk.lose("c0")
+    desk.lose("c1")
+    assert desk.view.num_displaced == 4
+    desk.close(*desk.members_by_group[GroupId("g00002")])
+    desk.bring_back("c0", version=1)
+    new = desk.settle()
+    assert names(new)[:2] == ["OpenDoor", "Reroute"]
+    assert names(new).index("Reroute") < names(new).index("CloseDoor")

@@ -49,6 +49,8 @@ def why_not(run: RunState, cell: Cell, now_s: float) -> str | None:
     name = cell.name
     if engine.state is not EngineState.OPEN:
         return f"{name} stays: its engine is {engine.state.value}"
+    if run.executions.displaced:
+        return f"{cell.name} stays: {len(run.executions.displaced)} displaced executions come first"
     remain, w = run.capacity - engine.slots, run.waterlevel
     if remain < w:
         return f"{name} stays: w = {w} needs {w} slots, {remain} would remain"

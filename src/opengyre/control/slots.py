@@ -75,6 +75,7 @@ def _place_displaced(run: RunState, open_engines: list[Engine], num_free: int) -
         execution.move(ExecutionState.PLACED)
         take_slot(execution, engine)
         moves.append((execution.execution, engine.engine))
+    run.is_dirty = True
     run.reroute = run.outbox.add(
         Reroute(
             command_id=run.outbox.new_id(),
