@@ -42,8 +42,6 @@ class CellProcess:
                 return m.Done()
             case m.LoadVersion():
                 return await self._load(message.version, message.snapshot)
-            case m.AskStats():
-                return m.Stats(stats=self._parts.engine.stats())
             case _:
                 return await self._train(message, self._backend)
 

@@ -115,15 +115,9 @@ class Executions:
 
     async def _launch_once(self, one: Execution, folder: Path) -> LaunchResult:
         key = secrets.token_urlsafe(24)
-        session = m.OpenSession(
-            execution=one.execution,
-            key=key,
-            engine=self.engine_by_execution[one.execution],
-            seed=one.seed,
-        )
         try:
             await asyncio.to_thread(_make_folders, folder, one.task)
-            await self._processes.call("gateway", session)
+            await self._processes.call("gateway", self._session(one, key))
             spec = self._parts.harness.prepare(self._job(one, folder, key))
             stop = self._stops[one.execution]
             return await self._parts.sandbox.run(spec, held_s=lambda: _held_s(one), stop=stop)
@@ -137,6 +131,11 @@ class Executions:
                 wall_s=0.0,
                 reason=str(error),
             )
+
+    def _session(self, one: Execution, key: str) -> m.OpenSession:
+        """Made right before it is sent: the route may have changed while folders were made."""
+        engine = self.engine_by_execution[one.execution]
+        return m.OpenSession(execution=one.execution, key=key, engine=engine, seed=one.seed)
 
     def _job(self, one: Execution, folder: Path, key: str) -> HarnessJob:
         limits = self._parts.limits

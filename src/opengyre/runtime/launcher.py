@@ -59,9 +59,6 @@ class LocalLauncher:
         if process is not None and process.returncode is None:
             process.kill()
 
-    def pids(self) -> dict[str, int]:
-        return {name: process.pid for (name, _), process in self._processes.items()}
-
     async def end_all(self, grace_s: float) -> None:
         """Wait for children that were told to quit, then TERM, then KILL."""
         for step_signal in (None, signal.SIGTERM, signal.SIGKILL):

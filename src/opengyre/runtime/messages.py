@@ -7,7 +7,6 @@ Invariant: each message names what it is about, so a late one can be recognised 
 import msgspec
 
 from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
-from opengyre.seams.engine import EngineStats
 from opengyre.seams.records import TurnRecord
 from opengyre.seams.weights import Descriptor
 
@@ -168,14 +167,6 @@ class RestoreState(Message, frozen=True, kw_only=True):
     """A core that was started again: weights and optimizer of the last durable checkpoint."""
 
     folder: str
-
-
-class AskStats(Message, frozen=True, kw_only=True):
-    pass
-
-
-class Stats(Message, frozen=True, kw_only=True):
-    stats: EngineStats
 
 
 # ---- cell to controller

@@ -172,6 +172,7 @@ class Run:
             eps=config.training.advantage_eps,
         )
         self._durable: Durable | None = None
+        self._num_forgotten = 0
         self._checkpoints = Checkpoints(opened.folder.checkpoints)
         socket = opened.sockets / "controller.sock"
         self.processes = Processes(opened.folder.logs, address=f"unix:{socket}")
@@ -307,6 +308,15 @@ class Run:
         await asyncio.to_thread(self._checkpoints.commit, step, version=version)
         self._durable = Durable(version=version, folder=self._checkpoints.path(step))
         self._checkpoints.retain(self.opened.config.store.keep_checkpoints)
+        self._forget_consumed()
+
+    def _forget_consumed(self) -> None:
+        """A durable step is not redone: nobody asks for its groups' turns and rows again."""
+        for report in self.step_reports[self._num_forgotten :]:
+            for group in report["groups"]:
+                self._rows.forget(group)
+                self.book.forget_group(group)
+        self._num_forgotten = len(self.step_reports)
 
     def _ended(self, *, is_failed: bool, reason: str) -> RunEnd:
         ended = RunEnded(is_failed=is_failed, reason=reason, wall_s=self._now_s())
