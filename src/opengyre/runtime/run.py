@@ -319,7 +319,12 @@ class Run:
         self._num_forgotten = len(self.step_reports)
 
     def _ended(self, *, is_failed: bool, reason: str) -> RunEnd:
-        ended = RunEnded(is_failed=is_failed, reason=reason, wall_s=self._now_s())
+        ended = RunEnded(
+            is_failed=is_failed,
+            is_interrupted=self.is_interrupted,
+            reason=reason,
+            wall_s=self._now_s(),
+        )
         self.observe(ended)
         code = 1 if is_failed else (3 if self.is_interrupted else 0)
         return RunEnd(folder=self.opened.folder.path, exit_code=code, reason=reason)

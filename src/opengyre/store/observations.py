@@ -68,9 +68,11 @@ class RunStarted(Observation, frozen=True, kw_only=True):
 
 
 class RunEnded(Observation, frozen=True, kw_only=True):
-    """Last row of a run that ended in order. `wall_s` includes start-up."""
+    """Last row of a run that ended in order. `wall_s` includes start-up; `is_interrupted` if a
+    person or a signal asked for the end."""
 
     is_failed: bool
+    is_interrupted: bool = False
     reason: str
     wall_s: float
 

@@ -24,6 +24,7 @@ def summarise(state: RunState) -> dict[str, Any]:
         "version": None if started is None else started.version,
         "seed": None if started is None else started.seed,
         "is_failed": ended is None or ended.is_failed,
+        "is_interrupted": ended is not None and ended.is_interrupted,
         "reason": "the run has not ended" if ended is None else ended.reason,
         "wall_s": round(state.now_s if ended is None else ended.wall_s, 3),
         "policy_version": state.steps[-1].version_after if state.steps else 0,

@@ -48,6 +48,8 @@ def _headline(summary: Mapping[str, Any]) -> str:
     wall, seed = seconds(summary["wall_s"]), summary["seed"]
     if summary["is_failed"]:
         return f"Failed after {wall} (seed {seed}): {summary['reason']}"
+    if summary["is_interrupted"]:
+        return f"Interrupted after {wall} (seed {seed}): {summary['reason']}"
     return f"Done in {wall} (seed {seed}): {summary['reason'] or 'all steps are done'}"
 
 
