@@ -1,17 +1,14 @@
-"""One training run from its config to its summary: opens every part, drives it, ends it.
+"""One training run: wires every part, drives it, ends it.
 
-Owns: the order of opening and of shutting down. Must not know: scheduling rules or formats.
+Owns: the order of starting and of shutting down. Must not know: scheduling rules or formats.
 Invariants: nothing is written before the input was checked; whatever ends the run, every process
 is told and gone, the journal is whole, and the summary says how it ended.
 """
 
 import asyncio
 import contextlib
-import logging
-import shutil
 import signal
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +19,13 @@ from opengyre.config.load import resolved_json
 from opengyre.config.root import RunConfig
 from opengyre.control.facts import StopRequested
 from opengyre.control.scheduler import Scheduler
-from opengyre.harness.profiles import stage_agent
-from opengyre.harness.selftest import OpenSandbox, open_sandbox
 from opengyre.runtime import messages as m
 from opengyre.runtime.apply import Applier, ApplierParts
 from opengyre.runtime.book import Book
 from opengyre.runtime.controller import Controller
 from opengyre.runtime.executions import ExecutionParts, Executions
-from opengyre.runtime.folders import meeting_places
 from opengyre.runtime.inbox import Inbox
+from opengyre.runtime.opening import OpenRun, open_run
 from opengyre.runtime.prepare import Prepared, harness_of, limits_of
 from opengyre.runtime.processes import Processes
 from opengyre.runtime.results import Results, run_started
@@ -38,19 +33,15 @@ from opengyre.runtime.rows import TrainingRows
 from opengyre.runtime.steps import StepParts, Steps
 from opengyre.runtime.supervise import Durable, Places, Supervisor
 from opengyre.runtime.told import Told
-from opengyre.seams.errors import BoundaryError, ConfigError, leaves, words_of
+from opengyre.seams.errors import BoundaryError, ConfigError, words_of
 from opengyre.store.checkpoints import Checkpoints
 from opengyre.store.codec import JournalValue
-from opengyre.store.journal import Journal, open_journal
 from opengyre.store.observations import AnyObservation, RunEnded, StepReport
-from opengyre.store.run_folder import RunFolder, create_run_folder
 from opengyre.store.segments import SegmentReader
 from opengyre.tasks.grader import ScriptGrader
 from opengyre.trainer.stream import StepStream, StreamSettings
 from opengyre.trajectory.advantages import Baseline
 from opengyre.views.notes import notes_of
-
-log = logging.getLogger(__name__)
 
 CLAIM_LEASE_S = 120.0
 MODEL_NAME = "policy"
@@ -66,93 +57,6 @@ class RunEnd:
     folder: Path
     exit_code: int
     reason: str
-
-
-class Clock:
-    """Seconds since the run began."""
-
-    def __init__(self) -> None:
-        self._started_s = time.monotonic()
-
-    def now_s(self) -> float:
-        return time.monotonic() - self._started_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRun:
-    """The parts of a run that last from its start to its end."""
-
-    prepared: Prepared
-    folder: RunFolder
-    journal: Journal
-    sandbox: OpenSandbox
-    program: Path
-    sockets: Path
-    planes: Path
-    work: Path
-    clock: Clock
-
-    @property
-    def config(self) -> RunConfig:
-        return self.prepared.config
-
-
-@contextlib.contextmanager
-def logging_to(path: Path) -> Iterator[None]:
-    """What the shell logs goes to the run folder, not between the lines of a terminal view."""
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
-    root = logging.getLogger("opengyre")
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    root.propagate = False
-    try:
-        yield
-    finally:
-        root.propagate = True
-        root.removeHandler(handler)
-        handler.close()
-
-
-@contextlib.contextmanager
-def new_run_folder(path: Path, config: RunConfig) -> Iterator[RunFolder]:
-    """Made whole; gone again if the user's input lets no process start. Raises ConfigError."""
-    folder = create_run_folder(path, config.model_dump(mode="json"))
-    try:
-        yield folder
-    except BaseException as error:
-        if any(isinstance(leaf, ConfigError) for leaf in leaves(error)):
-            shutil.rmtree(path, ignore_errors=True)
-        raise
-
-
-@contextlib.asynccontextmanager
-async def open_run(
-    prepared: Prepared, folder_path: Path, *, is_unsafe_allowed: bool
-) -> AsyncIterator[OpenRun]:
-    """Open what lies below a run. Raises ConfigError with nothing half-written."""
-    clock = Clock()
-    config = prepared.config
-    async with contextlib.AsyncExitStack() as stack:
-        sockets, planes, work = stack.enter_context(meeting_places())
-        program = stage_agent(work / "agent")
-        sandbox = await stack.enter_async_context(
-            open_sandbox(work, read_only_paths=(program,), is_unsafe_allowed=is_unsafe_allowed)
-        )
-        folder = stack.enter_context(new_run_folder(folder_path, config))
-        stack.enter_context(logging_to(folder.logs / "controller.log"))
-        journal = await stack.enter_async_context(open_journal(folder.db))
-        yield OpenRun(
-            prepared=prepared,
-            folder=folder,
-            journal=journal,
-            sandbox=sandbox,
-            program=program,
-            sockets=sockets,
-            planes=planes,
-            work=work,
-            clock=clock,
-        )
 
 
 class Run:
