@@ -22,12 +22,18 @@ CLAIM_TIMEOUT_S = 30.0
 
 
 class CellProcess:
-    """Handles what the controller asks; tokens travel on the engine link, not here."""
+    """Handles what the controller asks; tokens travel on the engine link, not here.
 
-    def __init__(self, child: Child, setup: m.CellSetup, parts: CellParts) -> None:
+    A failed micro-step ends the process: the controller sees a death and redoes its work.
+    """
+
+    def __init__(
+        self, child: Child, setup: m.CellSetup, parts: CellParts, tasks: asyncio.TaskGroup
+    ) -> None:
         self._child = child
         self._setup = setup
         self._parts = parts
+        self._tasks = tasks
         self._claims: asyncio.Task[None] | None = None
 
     async def handle(self, message: Any) -> m.Message | None:
@@ -92,7 +98,7 @@ class CellProcess:
         version = await self._parts.compute.run(
             backend.open_step, message.step, message.version, message.snapshot
         )
-        self._claims = asyncio.create_task(self._claim_until_closed(message.step, backend))
+        self._claims = self._tasks.create_task(self._claim_until_closed(message.step, backend))
         return m.Joined(step=message.step, version=version, pull_s=time.monotonic() - started_s)
 
     async def _claim_until_closed(self, step: int, backend: CellBackend) -> None:
@@ -158,7 +164,7 @@ async def main(address: str, child: Child) -> None:
         if not isinstance(setup, m.CellSetup):
             raise BoundaryError("cell", "expected a cell's setup", retryable=False)
         async with build_parts(setup) as parts:
-            cell = CellProcess(child, setup, parts)
+            cell = CellProcess(child, setup, parts, tasks)
             child.serve_with(cell.handle)
             child.tell(
                 m.CellReady(

@@ -99,7 +99,7 @@ class Executions:
                 num_trainable_tokens=tokens,
             )
         )
-        await asyncio.to_thread(remove_tree, folder)
+        await self._remove(folder)
 
     async def _launches(self, one: Execution, folder: Path) -> tuple[Outcome, LaunchResult]:
         """Launch, and again after our own fault (DESIGN 2.4.9), at most `max_launches` times."""
@@ -162,11 +162,20 @@ class Executions:
         if outcome in (Outcome.CANCELLED, Outcome.LOST):
             return Verdict(reward=None, reason=outcome.value)
         scratch = folder / "grade"
-        async with self._graders:
-            await asyncio.to_thread(scratch.mkdir)
-            return await self._parts.grader.grade(
-                one.task, workspace=folder / "workspace", scratch=scratch
-            )
+        try:
+            async with self._graders:
+                await asyncio.to_thread(scratch.mkdir)
+                return await self._parts.grader.grade(
+                    one.task, workspace=folder / "workspace", scratch=scratch
+                )
+        except (BoundaryError, OSError) as error:
+            return Verdict(reward=None, reason=f"grading was not possible: {error}")
+
+    async def _remove(self, folder: Path) -> None:
+        try:
+            await asyncio.to_thread(remove_tree, folder)
+        except OSError as error:
+            log.warning("%s stays behind: %s", folder, error)
 
 
 def _held_s(one: Execution) -> float:
