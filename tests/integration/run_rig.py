@@ -109,15 +109,16 @@ def _is_serving(run: Run, engine: str) -> bool:
 
 async def until_tokens_flow(run: Run) -> None:
     """Returns once the first turns were recorded."""
-    await _until(lambda: run.told.num_sampled_tokens > 0)
+    await until(lambda: run.told.num_sampled_tokens > 0)
 
 
 async def until_trains(run: Run, cell: int) -> None:
     """Returns once `cell` holds a micro-step of an open step."""
-    await _until(lambda: run.steps.holds_work(cell))
+    await until(lambda: run.steps.holds_work(cell))
 
 
-async def _until(is_so: Callable[[], bool]) -> None:
+async def until(is_so: Callable[[], bool]) -> None:
+    """Look every 10 ms until it is so."""
     for _ in range(RUN_DEADLINE_S * 100):
         if is_so():
             return

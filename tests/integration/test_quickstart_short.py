@@ -3,14 +3,18 @@
 It asserts the mechanism, never the reward.
 """
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from run_rig import MAKE_TASKS, ROOT, Driven, drive
+from run_rig import MAKE_TASKS, ROOT, Driven, drive, until
 
 from opengyre.control import facts as f
+from opengyre.control.cells import CellRole
+from opengyre.runtime.run import Run
 from opengyre.store.observations import Continued, EvalResult, MemberJoined, StepReport
 from opengyre.store.run_folder import open_run_folder
 from opengyre.views.fold import fold
@@ -23,13 +27,14 @@ QUICKSTART = ROOT / "examples" / "quickstart" / "quickstart.toml"
 SHORT = (
     "run.seed=1",
     "run.num_steps=4",
-    "topology.slots_per_cell=6",
-    "topology.slots_per_standalone=18",
+    "topology.slots_per_cell=12",
+    "topology.slots_per_standalone=36",
     "schedule.group_size=4",
     "schedule.groups_per_step=4",
     "schedule.steps_per_burst=2",
     "schedule.max_staleness=2",
     "schedule.supply_hold_s=0.2",
+    "training.micro_step_tokens=560",
 )
 
 
@@ -39,14 +44,25 @@ def make_tasks(out: Path, *, seed: int, num: int) -> Path:
     return out
 
 
+async def slow_core(run: Run) -> None:
+    """Stop the core's process until it is about to leave rollout, so that it has live requests
+    then, whatever the speed of the machine."""
+    await until(lambda: run.told.num_sampled_tokens > 0)
+    pid = run.processes.pid("c0")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await until(lambda: run.scheduler.snapshot().role_by_cell[0] is CellRole.LEAVING)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Driven:
     folder = tmp_path_factory.mktemp("quickstart")
     train = make_tasks(folder / "train", seed=21, num=8)
     held_out = make_tasks(folder / "eval", seed=22, num=4)
-    return drive(
-        folder, train, f'eval.path="{held_out}"', *SHORT, config=QUICKSTART, deadline_s=240
-    )
+    sets = (f'eval.path="{held_out}"', *SHORT)
+    return drive(folder, train, *sets, watch=slow_core, config=QUICKSTART, deadline_s=240)
 
 
 def test_the_run_makes_four_updates_and_evaluates_before_and_after(short: Driven) -> None:

@@ -19,6 +19,9 @@ from opengyre.views.verify import verify_run
 
 pytestmark = pytest.mark.timeout(180)
 
+# Steps of about a second in several micro-steps: satellites find a step to join.
+SLOW_STEPS = ("training.emulated_tokens_per_s=400", "training.micro_step_tokens=560")
+
 
 def assert_promises_are_kept(driven: Driven) -> None:
     results = verify_run(open_run_folder(driven.end.folder))
@@ -46,7 +49,7 @@ def trails(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, trails: Path) -> Driven:
-    return drive(tmp_path_factory.mktemp("undisturbed"), trails)
+    return drive(tmp_path_factory.mktemp("undisturbed"), trails, *SLOW_STEPS)
 
 
 def test_a_run_of_six_steps_ends_with_every_execution_completed(undisturbed: Driven) -> None:
@@ -125,8 +128,7 @@ def test_a_cell_that_dies_in_training_costs_no_group_and_no_execution(
         os.kill(run.processes.pid(cell), signal.SIGKILL)
         await asyncio.Event().wait()
 
-    slow = "training.emulated_tokens_per_s=2000"
-    killed = drive(tmp_path, trails, slow, watch=kill_in_training)
+    killed = drive(tmp_path, trails, *SLOW_STEPS, watch=kill_in_training)
     assert killed.end.exit_code == 0
     assert [fact.engine for fact in killed.all(f.EngineLost)] == [cell]
     assert set(killed.outcomes().values()) == {f.Outcome.COMPLETED}
