@@ -79,6 +79,7 @@ class Desk:
         self.version = version
         self.num_generated_tokens = 0
         self.is_routable = True
+        self.failure = ""
         self._stepper = stepper
         self._max_running = max_running
         self._max_waiting = max_waiting
@@ -155,6 +156,7 @@ class Desk:
     def commit_update(self, version: int) -> None:
         self.version = version
         self.is_routable = True
+        self.failure = ""
 
     def _refusal(self, request: GenerateRequest) -> str:
         known = request.request_id in self._waiting or request.request_id in self._running
@@ -240,6 +242,7 @@ class Desk:
 
     def _break(self, reason: str) -> None:
         self.is_routable = False
+        self.failure = reason
         self._is_paused = True
         for live in [*self._waiting.values(), *self._running.values()]:
             self._end(live, Finish.ERROR, reason)

@@ -132,6 +132,7 @@ class ScriptedEngine:
             version=self._desk.version,
             num_generated_tokens=self._desk.num_generated_tokens,
             num_prefill_tokens=self._num_prefill_tokens,
+            failure=self._desk.failure,
         )
 
     def caps(self) -> EngineCaps:

@@ -5,6 +5,7 @@ each command is answered exactly once; commands that name the same engine run in
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.processes import Processes
 from opengyre.runtime.steps import Steps
 from opengyre.seams.errors import BoundaryError
+from opengyre.seams.weights import Descriptor
 from opengyre.store.observations import (
     AnyObservation,
     GroupTask,
@@ -64,7 +66,7 @@ class Applier:
 
     async def _answer(self, command: c.AnyCommand, tasks: asyncio.TaskGroup) -> None:
         try:
-            async with self._locks.setdefault(_line(command), asyncio.Lock()):
+            async with self._line_of(command):
                 await self._apply(command, tasks)
         except BoundaryError as error:
             if self.has_ended.is_set():
@@ -74,6 +76,12 @@ class Applier:
             self._parts.inbox.tell(kind(command_id=command.command_id, reason=str(error)))
         else:
             self._parts.inbox.tell(CommandApplied(command_id=command.command_id))
+
+    def _line_of(self, command: c.AnyCommand) -> contextlib.AbstractAsyncContextManager[None]:
+        line = _line(command)
+        if line is None:
+            return contextlib.nullcontext()
+        return self._locks.setdefault(line, asyncio.Lock())
 
     async def _apply(self, command: c.AnyCommand, tasks: asyncio.TaskGroup) -> None:
         match command:
@@ -131,7 +139,7 @@ class Applier:
                 self._note_leaving(command.engine)
                 await call("gateway", m.ShutDoor(engine=command.engine))
             case c.Reroute():
-                self._parts.executions.engine_by_execution.update(command.moves)
+                self._parts.executions.reroute(command.moves)
                 await call("gateway", m.SetRoutes(routes=list(command.moves)))
             case c.Freeze():
                 await call(command.engine, m.FreezeAll())
@@ -177,7 +185,7 @@ class Applier:
                 self._changed(cell, Role.TRAINING, started_s, taken.memory_bytes)
             case c.LeaveTraining():
                 started_s = self._parts.now_s()
-                snapshot = self._parts.steps.published(command.version)
+                snapshot = await self._snapshot_for(cell, command.version)
                 message = m.BeEngine(version=command.version, snapshot=snapshot)
                 loaded = await call(f"c{cell}", message, timeout_s=LOAD_TIMEOUT_S)
                 self._changed(cell, Role.ROLLOUT, started_s, loaded.memory_bytes)
@@ -192,6 +200,11 @@ class Applier:
                 )
             case _:
                 assert_never(command)
+
+    async def _snapshot_for(self, cell: int, version: int) -> Descriptor:
+        """A recalled core serves its own weights, which may be newer than the published ones."""
+        steps = self._parts.steps
+        return await steps.expose(version) if cell == 0 else steps.published(version)
 
     async def _apply_to_step(
         self,
@@ -245,14 +258,14 @@ class Applier:
         )
 
 
-def _line(command: c.AnyCommand) -> str:
-    """Commands of one line run one after another, in the order of the plan."""
+def _line(command: c.AnyCommand) -> str | None:
+    """Commands of one line run one after another, in the order of the plan; None: alone."""
     match command:
         case c.CloseDoor() | c.Freeze() | c.OpenDoor() | c.Publish():
             return command.engine
         case c.EnterTraining() | c.LeaveTraining():
             return f"c{command.cell}"
         case c.OpenStep() | c.Offer():
-            return f"step {command.step}"
+            return "step"
         case _:
-            return f"command {command.command_id}"
+            return None

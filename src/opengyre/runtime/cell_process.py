@@ -10,6 +10,8 @@ import asyncio
 import time
 from typing import Any
 
+from safetensors import SafetensorError
+
 from opengyre.runtime import messages as m
 from opengyre.runtime.child import Child, run_child
 from opengyre.runtime.parts import CellParts, build_parts
@@ -19,6 +21,7 @@ from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Descriptor
 
 CLAIM_TIMEOUT_S = 30.0
+HEALTH_EVERY_S = 1.0
 
 
 class CellProcess:
@@ -35,6 +38,13 @@ class CellProcess:
         self._parts = parts
         self._tasks = tasks
         self._claims: asyncio.Task[None] | None = None
+
+    async def watch_health(self) -> None:
+        """A broken engine ends the process: it is replaced, not asked again and again."""
+        while True:
+            await asyncio.sleep(HEALTH_EVERY_S)
+            if failure := self._parts.engine.stats().failure:
+                raise BoundaryError("engine", failure, retryable=False)
 
     async def handle(self, message: Any) -> m.Message | None:
         match message:
@@ -149,13 +159,20 @@ def _compute_for_step(message: Any, backend: CellBackend) -> m.Message:
         case m.UpdateStep():
             return m.Updated(norms=backend.update(message.version))
         case m.SaveState():
-            backend.save(message.folder)
+            _save(backend, message.folder)
         case m.RestoreState():
             backend.restore(message.folder)
         case _:
             what = f"does not take {type(message).__name__}"
             raise BoundaryError("cell", what, retryable=False)
     return m.Done()
+
+
+def _save(backend: CellBackend, folder: str) -> None:
+    try:
+        backend.save(folder)
+    except (OSError, SafetensorError) as error:
+        raise BoundaryError("checkpoint", str(error), retryable=False) from error
 
 
 async def main(address: str, child: Child) -> None:
@@ -166,6 +183,7 @@ async def main(address: str, child: Child) -> None:
         async with build_parts(setup) as parts:
             cell = CellProcess(child, setup, parts, tasks)
             child.serve_with(cell.handle)
+            health = tasks.create_task(cell.watch_health())
             child.tell(
                 m.CellReady(
                     engine=setup.engine,
@@ -177,6 +195,7 @@ async def main(address: str, child: Child) -> None:
                 )
             )
             await child.quit.wait()
+            health.cancel()
         child.hang_up()
 
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,13 +62,32 @@ class Executions:
         self._inbox = inbox
         self._results = results
         self._stops: dict[str, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._graders = asyncio.Semaphore(MAX_GRADERS)
         self.engine_by_execution: dict[str, str] = {}
 
     def launch(self, execution: str, engine: str, tasks: asyncio.TaskGroup) -> None:
         self.engine_by_execution[execution] = engine
         self._stops[execution] = asyncio.Event()
-        tasks.create_task(self._play(self._book.executions[execution]))
+        task = tasks.create_task(self._play(self._book.executions[execution]))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def reroute(self, moves: Sequence[tuple[str, str]]) -> None:
+        """Where each execution's session is opened from now on; closed ones are left out."""
+        for execution, engine in moves:
+            if execution in self._stops:
+                self.engine_by_execution[execution] = engine
+
+    async def end(self, grace_s: float) -> None:
+        """What still runs or is graded has `grace_s` to finish; then it is ended."""
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=grace_s)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=grace_s)
 
     def cancel(self, execution: str, *, was_queued: bool) -> None:
         """Ends the harness; the execution closes as cancelled. Too late is fine."""

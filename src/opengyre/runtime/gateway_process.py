@@ -29,6 +29,12 @@ class GatewayProcess:
         self._links: dict[str, RemoteEngine] = {}
 
     async def handle(self, message: Any) -> m.Message | None:
+        try:
+            return await self._handle(message)
+        except (TimeoutError, ValueError) as error:
+            raise BoundaryError("gateway", str(error) or "took too long", retryable=True) from error
+
+    async def _handle(self, message: Any) -> m.Message | None:
         gateway = self._gateway
         match message:
             case m.OpenSession():

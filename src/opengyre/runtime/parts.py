@@ -46,7 +46,9 @@ async def build_parts(setup: CellSetup) -> AsyncIterator[CellParts]:
     async with contextlib.AsyncExitStack() as stack:
         compute = ComputeThread()
         stack.callback(compute.close)
-        planes = stack.enter_context(open_planes(setup))
+        planes = stack.enter_context(
+            open_planes(setup, steps_per_burst=config.schedule.steps_per_burst)
+        )
         if config.topology.engine == "embedded":
             from opengyre.runtime.embedded import build_embedded
 

@@ -22,11 +22,15 @@ class Planes:
 
 
 @contextlib.contextmanager
-def open_planes(setup: CellSetup) -> Iterator[Planes]:
-    """Two planes in shared memory; what they exposed is gone afterwards."""
+def open_planes(setup: CellSetup, *, steps_per_burst: int) -> Iterator[Planes]:
+    """Two planes in shared memory; what they exposed is gone afterwards.
+
+    A published version must last until the next one: an engine that is started again in between
+    loads it. One exposure for each step of a burst, the two publications around it, no more.
+    """
     folder, owner = Path(setup.plane_dir), f"{setup.engine}-{setup.incarnation}"
     planes = Planes(
-        weights=SharedMemoryPlane(folder, slot=f"{owner}-weights"),
+        weights=SharedMemoryPlane(folder, slot=f"{owner}-weights", num_kept=steps_per_burst + 2),
         gradients=SharedMemoryPlane(folder, slot=f"{owner}-gradients"),
     )
     try:

@@ -23,6 +23,7 @@ START_TIMEOUT_S = 120.0
 QUIT_TIMEOUT_S = 5.0
 
 OnDeath = Callable[[str, int, str], None]
+OnCrash = Callable[[BaseException], None]
 Handler = Callable[[str, Any], Awaitable[Message | None]]
 
 
@@ -46,13 +47,17 @@ class Processes:
         self._address = address
         self._handler: Handler | None = None
         self._on_death: OnDeath | None = None
+        self._on_crash: OnCrash | None = None
         self._members: dict[str, Member] = {}
         self._server: asyncio.Server | None = None
         self.is_ending = False
 
-    async def listen(self, handler: Handler, on_death: OnDeath) -> None:
-        """Take connections; `handler(name, message)` answers what children tell and ask."""
-        self._handler, self._on_death = handler, on_death
+    async def listen(self, handler: Handler, on_death: OnDeath, on_crash: OnCrash) -> None:
+        """Take connections; `handler(name, message)` answers what children tell and ask.
+
+        What a handler raises beside BoundaryError is our own fault and goes to `on_crash`.
+        """
+        self._handler, self._on_death, self._on_crash = handler, on_death, on_crash
         self._server, self._address = await serve(self._address, self._greet)
 
     async def start(self, name: str, *, incarnation: int, module: str, setup: Message) -> Any:
@@ -87,7 +92,9 @@ class Processes:
         return member is not None and member.peer is not None
 
     def incarnation(self, name: str) -> int:
-        return self._members[name].incarnation
+        """Of the one that lives or starts now; 0 if there is none."""
+        member = self._members.get(name)
+        return 0 if member is None else member.incarnation
 
     def pid(self, name: str) -> int:
         return self._members[name].pid
@@ -151,7 +158,12 @@ class Processes:
             return await self._handler(who[0], message)
 
         peer = Peer(reader, writer, wire=WIRE, handler=handle, name="child")
-        await peer.run()
+        try:
+            await peer.run()
+        except* Exception as group:  # every handler of ours ends here
+            if self._on_crash is None:
+                raise
+            self._on_crash(group)
 
     def _welcome(self, hello: Hello, peer: Peer) -> Message:
         member = self._members.get(hello.name)

@@ -30,7 +30,7 @@ from opengyre.runtime.prepare import Prepared, harness_of, limits_of
 from opengyre.runtime.processes import Processes
 from opengyre.runtime.results import Results, run_started
 from opengyre.runtime.rows import TrainingRows
-from opengyre.runtime.steps import StepParts, Steps
+from opengyre.runtime.steps import CORE, StepParts, Steps
 from opengyre.runtime.supervise import Durable, Places, Supervisor
 from opengyre.runtime.told import Told
 from opengyre.seams.errors import BoundaryError, ConfigError, words_of
@@ -44,6 +44,7 @@ from opengyre.trajectory.advantages import Baseline
 from opengyre.views.notes import notes_of
 
 CLAIM_LEASE_S = 120.0
+END_GRACE_S = 5.0
 MODEL_NAME = "policy"
 
 
@@ -90,7 +91,9 @@ class Run:
     def observe(self, value: AnyObservation) -> None:
         """Into the journal; steps and notes are kept for whoever watches."""
         if isinstance(value, StepReport):
-            self.step_reports.append(msgspec.structs.asdict(value))
+            row = msgspec.structs.asdict(value)
+            self.step_reports.append(row)
+            self.opened.folder.append_metrics(row)
         self._append(self._now_s(), value)
 
     def _append(self, now_s: float, value: JournalValue) -> int:
@@ -116,10 +119,14 @@ class Run:
                 await self._controller(applier).run(tasks)
                 for task in beside:
                     task.cancel()
+                await self._executions.end(END_GRACE_S)
                 await self.processes.quit_all()
             is_failed, reason = applier.is_failed, applier.end_reason
         except* BoundaryError as group:
             reason = words_of(group)
+        except* Exception as group:  # ours: told in the journal, then shown whole
+            self._ended(is_failed=True, reason=words_of(group))
+            raise
         finally:
             await self.processes.quit_all()
         return self._ended(is_failed=is_failed, reason=reason)
@@ -149,9 +156,11 @@ class Run:
             steps=self.steps,
             durable=lambda: self._durable,
         )
-        await self.processes.listen(self.told.handle, self._supervisor.died)
+        await self.processes.listen(
+            self.told.handle, self._supervisor.died, self._supervisor.crashed
+        )
         gateway = await self._supervisor.start_all(tasks)
-        executions = Executions(
+        self._executions = Executions(
             self._execution_parts(f"http://{gateway.host}:{gateway.port}"),
             book=self.book,
             processes=self.processes,
@@ -161,7 +170,7 @@ class Run:
         return Applier(
             ApplierParts(
                 book=self.book,
-                executions=executions,
+                executions=self._executions,
                 processes=self.processes,
                 steps=self.steps,
                 inbox=self.inbox,
@@ -207,9 +216,15 @@ class Run:
 
     async def _save(self, step: int, version: int) -> None:
         """A checkpoint that survives kill -9; older ones beyond `keep_checkpoints` go."""
-        folder = self._checkpoints.begin(step)
-        await self.processes.call("c0", m.SaveState(folder=str(folder)))
-        await asyncio.to_thread(self._checkpoints.commit, step, version=version)
+        incarnation = self.processes.incarnation(CORE)
+        try:
+            folder = self._checkpoints.begin(step)
+            await self.processes.call(CORE, m.SaveState(folder=str(folder)))
+            await asyncio.to_thread(self._checkpoints.commit, step, version=version)
+        except OSError as error:
+            raise BoundaryError("checkpoint", str(error), retryable=False) from error
+        if self.processes.incarnation(CORE) != incarnation:
+            raise BoundaryError("checkpoint", "the core died meanwhile", retryable=True)
         self._durable = Durable(version=version, folder=self._checkpoints.path(step))
         self._checkpoints.retain(self.opened.config.store.keep_checkpoints)
         self._forget_consumed()
@@ -229,7 +244,8 @@ class Run:
             reason=reason,
             wall_s=self._now_s(),
         )
-        self.observe(ended)
+        if self.opened.journal.failure is None:
+            self.observe(ended)
         code = 1 if is_failed else (3 if self.is_interrupted else 0)
         return RunEnd(folder=self.opened.folder.path, exit_code=code, reason=reason)
 

@@ -7,6 +7,7 @@ step is done by a member whose sums entered the reduce; weights are fixed until 
 """
 
 import asyncio
+import logging
 import math
 import time
 from array import array
@@ -34,7 +35,10 @@ from opengyre.trainer.stream import StepStream
 
 CLAIM_POLL_S = 1.0
 CORE = "c0"
-RETRY_S = 0.05
+RETRY_S = 0.5
+REDUCE_PATIENCE_S = 60.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -207,21 +211,33 @@ class Steps:
 
     async def _reduced(self, opened: OpenedStep) -> StepCounts:
         """Every micro-step is done and every member's sums are with the core, in cell order."""
+        failing_since_s: float | None = None
         while True:
             while not opened.stream.is_drained:
                 await self._wait_for_change(time.monotonic() + CLAIM_POLL_S)
-                self._step(opened.step)
+                self._check(opened)
             epoch = opened.epoch
             try:
                 counts = await self._reduce_once(opened)
-            except BoundaryError:
-                if not self._processes.is_alive(CORE):
+            except BoundaryError as error:
+                now_s = self._now_s()
+                failing_since_s = now_s if failing_since_s is None else failing_since_s
+                log.warning("step %d: the reduce failed: %s", opened.step, error)
+                is_late = now_s - failing_since_s > REDUCE_PATIENCE_S
+                if is_late or not self._processes.is_alive(CORE):
                     raise
                 await asyncio.sleep(RETRY_S)
+                self._check(opened)
                 continue
+            self._check(opened)
             if opened.epoch == epoch:
                 opened.is_reduced = True
                 return counts
+
+    def _check(self, opened: OpenedStep) -> None:
+        """Raises BoundaryError if this step was abandoned, even if it is open anew."""
+        if self._open is not opened:
+            raise BoundaryError("steps", f"step {opened.step} was abandoned", retryable=False)
 
     async def _reduce_once(self, opened: OpenedStep) -> StepCounts:
         members = []

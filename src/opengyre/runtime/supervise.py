@@ -93,6 +93,11 @@ class Supervisor:
         self._inbox.tell(EngineLost(engine=spec.engine, incarnation=incarnation, reason=reason))
         self._tasks.create_task(self._replace(name))
 
+    def crashed(self, error: BaseException) -> None:
+        """A handler of ours failed: the run ends with what it raised."""
+        if self._tasks is not None:
+            self._tasks.create_task(_fail(error))
+
     async def watch_for_hangs(self) -> None:
         """Fence a cell that holds a claim beyond its lease; its exit is then told as a death."""
         while True:
@@ -102,14 +107,15 @@ class Supervisor:
                 self._processes.kill(f"c{cell}")
 
     async def _replace(self, name: str) -> None:
-        await self._processes.call("gateway", m.EngineGone(engine=name))
         if self._incarnations[name] > MAX_RESTARTS or self._processes.is_ending:
             log.warning("%s is not started again", name)
             return
         try:
+            await self._processes.call("gateway", m.EngineGone(engine=name))
             await self._announce(await self._start(name))
         except (BoundaryError, ConfigError) as error:
             log.warning("%s could not be replaced: %s", name, error)
+            self._processes.kill(name)
 
     async def _start(self, engine: str) -> m.CellReady:
         self._incarnations[engine] += 1
@@ -155,5 +161,5 @@ class Supervisor:
         await call(CORE, m.LoadVersion(version=durable.version, snapshot=snapshot))
 
 
-async def _fail(error: BoundaryError) -> None:
+async def _fail(error: BaseException) -> None:
     raise error

@@ -36,7 +36,7 @@ ROLES = {
 
 
 def watcher(is_quiet: bool) -> Callable[[Run], Coroutine[Any, Any, None]]:
-    """What `Run.drive` runs beside the run: a terminal view, or nothing but metrics."""
+    """What `Run.drive` runs beside the run: a terminal view, or nothing."""
 
     async def watch(run: Run) -> None:
         if is_quiet:
@@ -70,18 +70,14 @@ def fold_run(db: Path) -> RunState:
 
 
 async def _look(run: Run, view: TerminalView | None) -> None:
-    """Until cancelled: show, tell notes, and append a row of metrics for each step."""
+    """Until cancelled: show the state and tell notes."""
     rate = _Rate()
-    num_steps = 0
     while True:
         notes, run.notes = run.notes, []
         if view is not None:
             view.show(view_state(run, rate))
             for now_s, words in notes:
                 view.note(now_s, words)
-        for row in run.step_reports[num_steps:]:
-            run.opened.folder.append_metrics(row)
-        num_steps = len(run.step_reports)
         await asyncio.sleep(SHOW_EVERY_S)
 
 

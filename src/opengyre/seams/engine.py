@@ -61,7 +61,8 @@ class EngineCaps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Health is progress: `num_generated_tokens` only grows while work is running."""
+    """Health is progress: `num_generated_tokens` only grows while work is running. `failure`:
+    words of the step that broke it; it answers errors until a full load."""
 
     num_running: int
     num_waiting: int
@@ -70,6 +71,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_generated_tokens: int
     num_prefill_tokens: int = 0
     num_reused_tokens: int = 0
+    failure: str = ""
 
 
 class RequestEngine(Protocol):

@@ -151,6 +151,7 @@ class TorchEngine:
             version=self._desk.version,
             num_generated_tokens=self._desk.num_generated_tokens,
             num_prefill_tokens=self._num_prefill_tokens,
+            failure=self._desk.failure,
             num_reused_tokens=self._table.num_reused_tokens,
         )
 
