@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from run_rig import Driven, drive, make_trails, stir, until_tokens_flow, until_trains
+from run_rig import Driven, drive, make_trails, stir, until, until_tokens_flow, until_trains
 from typer.testing import CliRunner
 
 from opengyre.cli.main import app
@@ -136,6 +136,24 @@ def test_a_cell_that_dies_in_training_costs_no_group_and_no_execution(
     groups = [group for step in accepted.values() for group in step]
     assert len(accepted) == 6
     assert len(groups) == len(set(groups)) == 24
+    assert_promises_are_kept(killed)
+
+
+def test_an_engine_that_dies_late_in_a_burst_loads_the_published_version(
+    tmp_path: Path, trails: Path
+) -> None:
+    """The core has exposed several newer snapshots by then."""
+
+    async def kill_late(run: Run) -> None:
+        await until(lambda: run.scheduler.snapshot().steps_done >= 7)
+        os.kill(run.processes.pid("s0"), signal.SIGKILL)
+        await asyncio.Event().wait()
+
+    long_bursts = ("schedule.steps_per_burst=4", "schedule.max_staleness=5", "run.num_steps=8")
+    killed = drive(tmp_path, trails, *SLOW_STEPS, *long_bursts, watch=kill_late)
+    assert killed.end.exit_code == 0
+    ready = [fact for fact in killed.all(f.EngineReady) if fact.engine == "s0"]
+    assert [(fact.incarnation, fact.version) for fact in ready] == [(1, 0), (2, 4)]
     assert_promises_are_kept(killed)
 
 
