@@ -65,10 +65,11 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Driven:
     return drive(folder, train, *sets, watch=slow_core, config=QUICKSTART, deadline_s=240)
 
 
-def test_the_run_makes_four_updates_and_evaluates_before_and_after(short: Driven) -> None:
+def test_the_run_makes_four_steps_and_evaluates_before_and_after(short: Driven) -> None:
     assert short.end.exit_code == 0
-    assert [step.version_after for step in short.all(StepReport) if step.is_applied]
-    assert len(short.all(StepReport)) == 4
+    steps = short.all(StepReport)
+    assert [step.step for step in steps] == [1, 2, 3, 4]
+    assert steps[-1].version_after == sum(step.is_applied for step in steps) >= 1
     assert len(short.all(EvalResult)) == 2
 
 

@@ -6,7 +6,7 @@ import pytest
 from run_rig import drive, make_trails
 
 from opengyre.control import facts as f
-from opengyre.store.observations import StepReport
+from opengyre.store.observations import LaunchRecorded, StepReport
 from opengyre.store.run_folder import open_run_folder
 from opengyre.views.verify import verify_run
 
@@ -52,3 +52,23 @@ def test_each_misbehaving_harness_costs_its_own_execution_only(tmp_path: Path) -
     assert rewards == {0.0}
     assert [step.is_applied for step in driven.all(StepReport)] == [False, False]
     assert all(result.is_kept for result in verify_run(open_run_folder(driven.end.folder)))
+
+
+def test_a_program_that_cannot_be_started_is_launched_twice_and_then_lost(tmp_path: Path) -> None:
+    trails = make_trails(tmp_path / "trails", 2)
+    driven = drive(
+        tmp_path,
+        trails,
+        'harness.profile="command"',
+        "harness.command=['/nonexistent/agent']",
+        "run.num_steps=1",
+        "schedule.run_ahead=0",
+        "schedule.steps_per_burst=1",
+    )
+    launches: dict[str, list[int]] = {}
+    for one in driven.all(LaunchRecorded):
+        launches.setdefault(one.execution, []).append(one.launch_number)
+    assert len(launches) == 16
+    assert set(map(tuple, launches.values())) == {(1, 2)}
+    assert set(driven.outcomes().values()) == {f.Outcome.LOST}
+    assert {fact.reward for fact in driven.all(f.VerdictGiven)} == {None}

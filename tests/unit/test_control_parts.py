@@ -1,7 +1,5 @@
 """Lifecycle tables, counts, the supply timer, reservations, the config's bounds."""
 
-from dataclasses import replace
-
 import pytest
 
 from opengyre.control.bursts import Burst, Phase
@@ -153,16 +151,3 @@ def test_a_config_out_of_bounds_is_refused(numbers: dict[str, float], words: str
     defaults = {"num_cells": 1, "engines": engines, "num_steps": 4}
     with pytest.raises(InvariantError, match=words):
         SchedulerConfig(**{**defaults, **numbers})  # type: ignore[arg-type]
-
-
-def test_a_config_warns_when_run_ahead_work_alone_fills_the_other_engines() -> None:
-    engines = (
-        EngineSpec(engine=cell_engine_id(0), slots=4, cell=0),
-        EngineSpec(engine=standalone_engine_id(0), slots=30, cell=None),
-    )
-    config = SchedulerConfig(
-        num_cells=1, engines=engines, num_steps=4, group_size=4, groups_per_step=8, run_ahead=1
-    )
-    assert config.start_warning is not None
-    assert "only after 2 of them have closed" in config.start_warning
-    assert replace(config, run_ahead=0).start_warning is None

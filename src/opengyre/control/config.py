@@ -95,18 +95,6 @@ class SchedulerConfig:
         return self.max_void_in_a_row
 
     @property
-    def start_warning(self) -> str | None:
-        """Words when run-ahead work alone keeps the core from leaving at first."""
-        slots = sum(spec.slots for spec in self.engines if spec.cell != 0)
-        num_ahead = self.run_ahead * self.groups_per_step * self.group_size
-        if num_ahead <= slots:
-            return None
-        return (
-            f"run-ahead work is {num_ahead} executions, the engines but the core have {slots} "
-            f"slots: the core can leave only after {num_ahead - slots} of them have closed"
-        )
-
-    @property
     def min_supply_groups(self) -> float:
         return self.supply_fraction * self.groups_per_step
 

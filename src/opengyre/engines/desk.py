@@ -99,10 +99,6 @@ class Desk:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    @property
-    def is_paused(self) -> bool:
-        return self._is_paused
-
     def submit(self, request: GenerateRequest) -> ChunkReader:
         """Queue a request; a refusal is a terminal `error` chunk, never an exception."""
         live = Live(request)

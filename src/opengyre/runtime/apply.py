@@ -24,7 +24,6 @@ from opengyre.seams.weights import Descriptor
 from opengyre.store.observations import (
     AnyObservation,
     GroupTask,
-    LaunchRecorded,
     Role,
     RoleChange,
     VersionPublished,
@@ -115,15 +114,6 @@ class Applier:
             case c.DispatchEval():
                 book.add_eval(command.executions, burst=command.burst, version=command.version)
             case c.Launch():
-                one = book.executions[command.execution]
-                self._parts.observe(
-                    LaunchRecorded(
-                        execution=one.execution,
-                        task=one.task.name,
-                        group=one.group,
-                        launch_number=1,
-                    )
-                )
                 self._parts.executions.launch(command.execution, command.engine, tasks)
             case c.Cancel():
                 self._parts.executions.cancel(command.execution, was_queued=command.was_queued)

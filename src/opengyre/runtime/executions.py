@@ -126,6 +126,7 @@ class Executions:
         while True:
             one.num_launches += 1
             one.turns.clear()
+            self._results.tell_launch(one)
             result = await self._launch_once(one, folder)
             is_over = self._stops[one.execution].is_set()
             if not result.is_our_fault or is_over or one.num_launches >= self._parts.max_launches:

@@ -16,6 +16,7 @@ from opengyre.store.observations import (
     EngineSlots,
     EvalResult,
     HarnessError,
+    LaunchRecorded,
     RunStarted,
 )
 
@@ -47,6 +48,17 @@ class Results:
         self._book = book
         self._observe = observe
         self.last_eval: float | None = None
+
+    def tell_launch(self, one: Execution) -> None:
+        """A launch begins; the number says which of the execution it is."""
+        self._observe(
+            LaunchRecorded(
+                execution=one.execution,
+                task=one.task.name,
+                group=one.group,
+                launch_number=one.num_launches,
+            )
+        )
 
     def tell_end(self, one: Execution, result: LaunchResult) -> None:
         """A failed harness is told; it is our error if a call that we cut could not go on."""
