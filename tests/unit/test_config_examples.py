@@ -8,8 +8,12 @@ from opengyre.config.load import load_config
 from opengyre.config.root import config_warnings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# a task.toml describes a task; every other TOML file among the examples is a run's config
-EXAMPLES = sorted(p for p in (REPOSITORY / "examples").rglob("*.toml") if p.name != "task.toml")
+# a task.toml describes a task, those of paper/ are scenarios; every other TOML is a run's config
+EXAMPLES = sorted(
+    p
+    for p in (REPOSITORY / "examples").rglob("*.toml")
+    if p.name != "task.toml" and p.parent.name != "paper"
+)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: str(p.relative_to(REPOSITORY)))

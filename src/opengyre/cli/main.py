@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from opengyre.cli import config, run, train
+from opengyre.cli import config, run, simulate, train
 from opengyre.cli.errors import GyreGroup
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
     help="Train long-horizon LLM agents on GPUs that change jobs while the agents live on.",
 )
 app.command()(train.train)
+app.command(name="simulate")(simulate.simulate)
 app.add_typer(run.run_app, name="run")
 app.add_typer(config.app, name="config")
 

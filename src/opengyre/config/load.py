@@ -24,7 +24,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     Relative paths, also those in `overrides`, are resolved against the folder of `path`.
     Raises ConfigError with one line for each problem.
     """
-    table = _read_toml(path)
+    table = read_toml(path)
     run = table.setdefault("run", {})
     if isinstance(run, dict):
         run.setdefault("name", path.stem)
@@ -52,7 +52,8 @@ def config_schema() -> dict[str, Any]:
     return RunConfig.model_json_schema()
 
 
-def _read_toml(path: Path) -> Table:
+def read_toml(path: Path) -> Table:
+    """The file as tables. Raises ConfigError if it cannot be read or is no TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

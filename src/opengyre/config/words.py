@@ -39,13 +39,14 @@ _EXPECTED = {
 _MAX_VALUE_CHARS = 80
 
 
-def problem_lines(errors: Sequence[ErrorDetails]) -> list[str]:
+def problem_lines(errors: Sequence[ErrorDetails], root: type[BaseModel] = RunConfig) -> list[str]:
     """One line for each error, in the order of the models; what only follows from one is left out.
 
-    Never empty: an error that follows from another comes with that other one.
+    `root` is the model of the whole file. Never empty: an error that follows from another comes
+    with that other one.
     """
     locs = [error["loc"] for error in errors]
-    return [_line(error) for error in errors if not _follows(error, locs)]
+    return [_line(error, root) for error in errors if not _follows(error, locs)]
 
 
 def _follows(error: ErrorDetails, locs: Sequence[tuple[str | int, ...]]) -> bool:
@@ -57,13 +58,13 @@ def _follows(error: ErrorDetails, locs: Sequence[tuple[str | int, ...]]) -> bool
     return error["type"] == "too_short" and any(is_inside)
 
 
-def _line(error: ErrorDetails) -> str:
+def _line(error: ErrorDetails, root: type[BaseModel]) -> str:
     key = spell(error["loc"])
     match error["type"]:
         case "extra_forbidden":
-            return f"{key}: unknown key{_suggestion(error['loc'])}"
+            return f"{key}: unknown key{_suggestion(error['loc'], root)}"
         case "missing":
-            return f"{key} is missing: expected {_missing(error['loc'])}"
+            return f"{key} is missing: expected {_missing(error['loc'], root)}"
         case kind:
             return f"{key} = {_value(error['input'])}: expected {_expectation(kind, error)}"
 
@@ -89,22 +90,22 @@ def _expectation(kind: str, error: ErrorDetails) -> str:
     return words.format_map(context) if words else error["msg"]
 
 
-def _missing(loc: Sequence[str | int]) -> str:
-    model = model_at(RunConfig, loc[:-1])
+def _missing(loc: Sequence[str | int], root: type[BaseModel]) -> str:
+    model = model_at(root, loc[:-1])
     field = model.model_fields.get(str(loc[-1])) if model else None
     if field is not None and field.description:
         return field.description
     return "a value" if isinstance(loc[-1], int) else "a table of keys"
 
 
-def _suggestion(loc: Sequence[str | int]) -> str:
+def _suggestion(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     """The nearest key of the same table, else the nearest of the whole file."""
     name = str(loc[-1])
-    model: type[BaseModel] | None = model_at(RunConfig, loc[:-1])
+    model: type[BaseModel] | None = model_at(root, loc[:-1])
     siblings = list(model.model_fields) if model else []
     if close := difflib.get_close_matches(name, siblings, n=1):
         return f"; did you mean {spell([*loc[:-1], close[0]])}?"
-    keys_by_name = {key.rsplit(".", 1)[-1]: key for key in reversed(known_keys(RunConfig))}
+    keys_by_name = {key.rsplit(".", 1)[-1]: key for key in reversed(known_keys(root))}
     if close := difflib.get_close_matches(name, list(keys_by_name), n=1, cutoff=0.75):
         return f"; did you mean {keys_by_name[close[0]]}?"
     return f"; known here: {', '.join(siblings)}" if siblings else ""

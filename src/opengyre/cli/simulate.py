@@ -1,0 +1,207 @@
+"""`gyre simulate SCENARIO`: a run in simulated time, as a table and as lanes.
+
+Owns: its options and output. Must not know: how a run is simulated, how a figure is computed.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from opengyre.cli.errors import ExitCode
+from opengyre.cli.options import command_of
+from opengyre.seams.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opengyre.config.simulation import PolicyName, SimulationConfig
+    from opengyre.simulate.compare import Bench, Ran
+    from opengyre.simulate.workload import Workload
+
+POLICIES = ("elastic", "colocate", "async")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """What `gyre simulate` is told."""
+
+    scenario: Annotated[
+        Path,
+        typer.Argument(metavar="SCENARIO", help="a scenario file, or a folder of such files"),
+    ]
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="replace one value; may be repeated"),
+    ] = None
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="seeds 1..n (scenario.num_seeds)")
+    ] = None
+    policy: Annotated[str | None, typer.Option("--policy", help="elastic, colocate or async")] = (
+        None
+    )
+    compare: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="P,P,..", help="these policies on the same trace"),
+    ] = None
+    best_static: Annotated[
+        bool, typer.Option("--best-static", help="async takes its best split, and says which")
+    ] = False
+    table: Annotated[
+        bool, typer.Option("--table", help="published times beside ours, for a folder")
+    ] = False
+    from_run: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="durations of a recorded run's executions"),
+    ] = None
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, max=2, help="processes that share the seeds")
+    ] = 2
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, nothing else")] = False
+    as_csv: Annotated[bool, typer.Option("--csv", help="print CSV, nothing else")] = False
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="write table.json, table.csv and lanes.png here"),
+    ] = None
+
+
+def run(options: SimulateOptions) -> None:
+    """Drive the real scheduler through a run in simulated time; same seed, same result."""
+    from opengyre.simulate.compare import Bench
+    from opengyre.simulate.repeat import Repeater
+
+    _check(options)
+    configs = _configs(options)
+    num_seeds = options.seeds or max(one.scenario.num_seeds for one in configs)
+    workload = None if options.from_run is None else _recorded(options.from_run)
+    is_small = num_seeds * len(configs) <= 2 and not options.compare
+    with Repeater(1 if is_small else options.processes) as repeater:
+        bench = Bench(repeater=repeater, num_seeds=num_seeds, workload=workload)
+        if options.table:
+            return _print_paper(configs, bench, options)
+        _print_runs(_runs(configs, bench, options), options)
+
+
+simulate = command_of(SimulateOptions, run)
+
+
+def _check(options: SimulateOptions) -> None:
+    if options.as_json and options.as_csv:
+        raise ConfigError("--json --csv: expected one of them")
+    if options.policy and options.compare:
+        raise ConfigError("--policy --compare: expected one of them")
+    if options.best_static and not options.compare:
+        raise ConfigError("--best-static: expected --compare with async in its list beside it")
+    for flag, value in (("--policy", options.policy), ("--compare", options.compare)):
+        for name in (value or "").split(",") if value is not None else ():
+            if name not in POLICIES:
+                raise ConfigError(f"{flag} {value}: expected {', '.join(POLICIES)}")
+    if options.table and (options.policy or options.compare or options.from_run):
+        raise ConfigError("--table: expected no --policy, --compare or --from beside it")
+    if options.table and not options.scenario.is_dir():
+        raise ConfigError(f"--table {options.scenario}: expected a folder of scenario files")
+    if options.compare and options.scenario.is_dir():
+        raise ConfigError(f"--compare {options.scenario}: expected one scenario file, no folder")
+
+
+def _configs(options: SimulateOptions) -> list["SimulationConfig"]:
+    from opengyre.config.load_simulation import load_simulation, scenario_files
+
+    overrides = list(options.overrides or ())
+    if options.policy is not None:
+        overrides.append(f"schedule.policy={options.policy}")
+    path = options.scenario
+    paths = scenario_files(path) if path.is_dir() else [path]
+    return [load_simulation(one, overrides) for one in paths]
+
+
+def _recorded(run_path: Path) -> "Workload":
+    """Launch to close of every execution of a recorded run, by group. What was cancelled or lost
+    has no length of its own and is left out."""
+    from opengyre.control.facts import Outcome
+    from opengyre.simulate.workload import EmpiricalWorkload, Recorded
+    from opengyre.store.journal import read_journal
+    from opengyre.store.run_folder import open_run_folder
+    from opengyre.views.fold import fold
+
+    state = fold(read_journal(open_run_folder(run_path).db))
+    groups: dict[str, list[Recorded]] = {}
+    for one in state.executions.values():
+        is_cut = one.outcome in (None, Outcome.CANCELLED, Outcome.LOST)
+        if one.group is None or one.launched_s is None or one.closed_s is None or is_cut:
+            continue
+        length_s = one.closed_s - one.launched_s
+        groups.setdefault(one.group, []).append(
+            Recorded(duration_s=length_s, has_verdict=one.reward is not None)
+        )
+    if not any(one.duration_s > 0 for group in groups.values() for one in group):
+        raise ConfigError(f"--from {run_path}: expected a run with executions that have closed")
+    return EmpiricalWorkload(groups=tuple(tuple(group) for group in groups.values()))
+
+
+def _runs(
+    configs: list["SimulationConfig"], bench: "Bench", options: SimulateOptions
+) -> list["Ran"]:
+    from opengyre.simulate.compare import compare
+
+    if options.compare is None:
+        return bench.run(configs)
+    policies = cast("list[PolicyName]", options.compare.split(","))
+    return compare(configs[0], policies, bench, is_best_static=options.best_static)
+
+
+def _print_runs(runs: list["Ran"], options: SimulateOptions) -> None:
+    from opengyre.cli.simulated_lanes import lane_lines, write_lanes
+    from opengyre.simulate.table import as_csv, as_json, text_cells
+    from opengyre.views.tables import table
+
+    reference = runs[0].row
+    rows = [as_json(one.row, reference) for one in runs]
+    csv_text = as_csv([one.row for one in runs], reference)
+    if options.out is not None:
+        _write(options.out, rows, csv_text)
+        write_lanes(runs, options.out / "lanes.png")
+    if options.as_json or options.as_csv:
+        _print_data(rows, csv_text, options)
+    else:
+        lines = table([text_cells(one.row, reference) for one in runs])
+        notes = [f"{one.row.name} {one.row.policy}: {one.row.note}" for one in runs if one.row.note]
+        _print_lines([*lines, *notes, *lane_lines(runs)])
+    if failed := next((one.row for one in runs if one.row.reason), None):
+        typer.echo(f"gyre: {failed.name}: a simulated run failed: {failed.reason}", err=True)
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _print_paper(
+    configs: list["SimulationConfig"], bench: "Bench", options: SimulateOptions
+) -> None:
+    from opengyre.simulate.paper import as_json, paper_table, text_cells
+    from opengyre.simulate.table import csv_of
+    from opengyre.views.tables import table
+
+    rows = paper_table(configs, bench)
+    data = [as_json(one) for one in rows]
+    if options.out is not None:
+        _write(options.out, data, csv_of(data))
+    if options.as_json or options.as_csv:
+        return _print_data(data, csv_of(data), options)
+    _print_lines(table([text_cells(one) for one in rows]))
+
+
+def _print_data(rows: list[dict[str, Any]], csv_text: str, options: SimulateOptions) -> None:
+    typer.echo(json.dumps(rows, indent=2) if options.as_json else csv_text.rstrip("\n"))
+
+
+def _write(folder: Path, rows: list[dict[str, Any]], csv_text: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "table.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        (folder / "table.csv").write_text(csv_text, encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"--out {folder}: cannot write there: {reason}") from error
+
+
+def _print_lines(lines: list[str]) -> None:
+    for line in lines:
+        typer.echo(line)
