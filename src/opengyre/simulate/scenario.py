@@ -26,7 +26,9 @@ class Failure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """A device is whatever device-seconds are counted in: a GPU, or a node of them.
-    `max_s` bounds the simulated time: a run that lasts longer raises InvariantError."""
+    `stop_after_step` ends the run when that step is committed (the first steps of a longer run,
+    whose last burst is dispatched like the others). `max_s` bounds the simulated time: a run that
+    lasts longer raises InvariantError."""
 
     name: str
     scheduler: SchedulerConfig
@@ -35,6 +37,7 @@ class Scenario:
     costs: Costs
     workload: Workload
     failures: tuple[Failure, ...] = ()
+    stop_after_step: int | None = None
     max_s: float = 1e9
 
     def __post_init__(self) -> None:
@@ -42,6 +45,8 @@ class Scenario:
         for failure in self.failures:
             if failure.engine not in names:
                 raise InvariantError(f"{self.name}: no engine {failure.engine} can fail")
+        if self.stop_after_step is not None and self.stop_after_step < 1:
+            raise InvariantError(f"{self.name}: stop_after_step >= 1")
         if self.devices_per_cell < 1 or self.devices_per_standalone < 1:
             raise InvariantError(f"{self.name}: every engine has a device")
 

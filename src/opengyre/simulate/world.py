@@ -279,10 +279,15 @@ class World:
         self._answer(command.command_id)
 
     def _committed(self, step: int, version: int, groups: tuple[GroupId, ...]) -> None:
+        """The step's one update is made; nothing more is wanted after the last."""
         self._consumed[step] = (self._kernel.now_s, version, groups)
-        if step >= self._config.num_steps:
-            self._books.settle(self._kernel.now_s)
-            self._books.now.is_over = True
+        last_step = self._scenario.stop_after_step or self._config.num_steps
+        if step < last_step:
+            return
+        self._books.settle(self._kernel.now_s)
+        self._books.now.is_over = True
+        if last_step < self._config.num_steps:
+            self._inbox.append(f.StopRequested(reason=f"step {step} was to be the last"))
 
     # ---- answers
 
