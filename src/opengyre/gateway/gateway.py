@@ -81,7 +81,7 @@ class _Open:
     key: str
     seed: int
     defaults: SamplingDefaults
-    running: set[Exchange] = field(default_factory=set)
+    running: dict[Exchange, None] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -239,12 +239,12 @@ class Gateway:
             raise Refusal("too many requests at once", kind=RefusalKind.UNAVAILABLE, status=429)
         attempt = one.session.admit(request, body=body, body_key=body_key)
         exchange = self._exchange(one, attempt, connection)
-        one.running.add(exchange)
+        one.running[exchange] = None
         try:
             await exchange.run()
         finally:
             await self._records.put(exchange.record())
-            one.running.discard(exchange)
+            one.running.pop(exchange, None)
             one.idle.set()
 
     async def _settle_retried(

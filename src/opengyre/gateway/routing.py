@@ -40,7 +40,7 @@ class _Door:
     def __init__(self, seat: Seat, *, is_open: bool) -> None:
         self.seat = seat
         self.is_open = is_open
-        self.leases: set[asyncio.Timeout] = set()
+        self.leases: dict[asyncio.Timeout, None] = {}
 
 
 class Routing:
@@ -128,11 +128,11 @@ class Routing:
         door = self._doors.get(seat.engine_id)
         if door is None or door.seat is not seat:
             raise EngineLost(seat.engine_id)
-        door.leases.add(scope)
+        door.leases[scope] = None
         try:
             yield
         finally:
-            door.leases.discard(scope)
+            door.leases.pop(scope, None)
 
     def _tell(self) -> None:
         """Wake everyone who waits; each looks for itself."""

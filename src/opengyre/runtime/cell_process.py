@@ -7,7 +7,8 @@ version it verified.
 """
 
 import asyncio
-import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from safetensors import SafetensorError
@@ -38,6 +39,9 @@ class CellProcess:
         self._parts = parts
         self._tasks = tasks
         self._claims: asyncio.Task[None] | None = None
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
 
     async def watch_health(self) -> None:
         """A broken engine ends the process: it is replaced, not asked again and again."""
@@ -104,12 +108,12 @@ class CellProcess:
 
     async def _join(self, message: m.JoinStep, backend: CellBackend) -> m.Joined:
         await self._stop_claims()
-        started_s = time.monotonic()
+        started_s = self._now_s()
         version = await self._parts.compute.run(
             backend.open_step, message.step, message.version, message.snapshot
         )
         self._claims = self._tasks.create_task(self._claim_until_closed(message.step, backend))
-        return m.Joined(step=message.step, version=version, pull_s=time.monotonic() - started_s)
+        return m.Joined(step=message.step, version=version, pull_s=self._now_s() - started_s)
 
     async def _claim_until_closed(self, step: int, backend: CellBackend) -> None:
         """Claim, run, tell; the controller answers within a second even if there is nothing."""
@@ -124,7 +128,7 @@ class CellProcess:
             micro_step = claimed.micro_step
             if micro_step is None:
                 continue
-            started_s = time.monotonic()
+            started_s = self._now_s()
             await self._parts.compute.run(backend.run, micro_step)
             peer.notify(
                 m.Finished(
@@ -133,7 +137,7 @@ class CellProcess:
                     cell=setup.cell,
                     incarnation=setup.incarnation,
                     num_tokens=len(micro_step.token_ids),
-                    run_s=time.monotonic() - started_s,
+                    run_s=self._now_s() - started_s,
                 )
             )
 
@@ -175,12 +179,15 @@ def _save(backend: CellBackend, folder: str) -> None:
         raise BoundaryError("checkpoint", str(error), retryable=False) from error
 
 
-async def main(address: str, child: Child) -> None:
+BuildParts = Callable[[m.CellSetup], AbstractAsyncContextManager[CellParts]]
+
+
+async def main(address: str, child: Child, *, build: BuildParts = build_parts) -> None:
     async with asyncio.TaskGroup() as tasks:
         setup = await child.connect(address, tasks)
         if not isinstance(setup, m.CellSetup):
             raise BoundaryError("cell", "expected a cell's setup", retryable=False)
-        async with build_parts(setup) as parts:
+        async with build(setup) as parts:
             cell = CellProcess(child, setup, parts, tasks)
             child.serve_with(cell.handle)
             health = tasks.create_task(cell.watch_health())

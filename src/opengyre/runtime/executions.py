@@ -8,7 +8,6 @@ zero; nothing of an execution is left on disk when it is graded.
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -200,7 +199,7 @@ class Executions:
 
 
 def _held_s(one: Execution) -> float:
-    return one.held.total_s(time.monotonic())
+    return one.held.total_s(asyncio.get_running_loop().time())
 
 
 def _outcome(result: LaunchResult) -> Outcome:

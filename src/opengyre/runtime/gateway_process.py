@@ -5,6 +5,7 @@ bytes are synced; a newly connected engine's door is shut until the controller o
 """
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,19 +126,28 @@ def gateway_settings(config: RunConfig) -> GatewaySettings:
     )
 
 
-async def main(address: str, child: Child) -> None:
+def build_gateway(setup: m.GatewaySetup, events: GatewayEvents) -> tuple[Gateway, SegmentWriter]:
+    """The gateway of the config, and where it writes. Raises ConfigError."""
+    config = parse_resolved(setup.config_json)
+    recorder = SegmentWriter(Path(setup.tokens_dir))
+    gateway = Gateway(
+        gateway_settings(config),
+        renderer=load_renderer(Path(config.model.path)),
+        recorder=recorder,
+        events=events,
+    )
+    return gateway, recorder
+
+
+BuildGateway = Callable[[m.GatewaySetup, GatewayEvents], tuple[Gateway, SegmentWriter]]
+
+
+async def main(address: str, child: Child, *, build: BuildGateway = build_gateway) -> None:
     async with asyncio.TaskGroup() as tasks:
         setup = await child.connect(address, tasks)
         if not isinstance(setup, m.GatewaySetup):
             raise BoundaryError("gateway", "expected a gateway's setup", retryable=False)
-        config = parse_resolved(setup.config_json)
-        recorder = SegmentWriter(Path(setup.tokens_dir))
-        gateway = Gateway(
-            gateway_settings(config),
-            renderer=load_renderer(Path(config.model.path)),
-            recorder=recorder,
-            events=ToController(child).events(),
-        )
+        gateway, recorder = build(setup, ToController(child).events())
         async with gateway:
             process = GatewayProcess(gateway)
             child.serve_with(process.handle)

@@ -9,7 +9,6 @@ step is done by a member whose sums entered the reduce; weights are fixed until 
 import asyncio
 import logging
 import math
-import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -172,7 +171,7 @@ class Steps:
 
     async def claim(self, asked: m.Claim) -> m.Claimed:
         """A micro-step, or none within a second, or the step is over."""
-        deadline_s = time.monotonic() + CLAIM_POLL_S
+        deadline_s = self._now_s() + CLAIM_POLL_S
         while True:
             opened = self._open
             if opened is None or opened.step != asked.step:
@@ -214,7 +213,7 @@ class Steps:
         failing_since_s: float | None = None
         while True:
             while not opened.stream.is_drained:
-                await self._wait_for_change(time.monotonic() + CLAIM_POLL_S)
+                await self._wait_for_change(self._now_s() + CLAIM_POLL_S)
                 self._check(opened)
             epoch = opened.epoch
             try:
@@ -293,7 +292,7 @@ class Steps:
     async def _wait_for_change(self, deadline_s: float) -> bool:
         """True when something changed before the deadline."""
         try:
-            async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+            async with asyncio.timeout(max(0.0, deadline_s - self._now_s())):
                 await self._changed.wait()
         except TimeoutError:
             return False

@@ -3,7 +3,7 @@
 Must not know: what becomes of it. Invariant: every kind of message has exactly one place.
 """
 
-import time
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +36,7 @@ class Told:
                 self._tell_turn(message)
             case m.HoldTold():
                 one = self._book.executions[message.execution]
-                one.held.set(message.is_held, time.monotonic())
+                one.held.set(message.is_held, asyncio.get_running_loop().time())
             case m.ContinuedTold():
                 self._tell_continued(message)
             case _:

@@ -1,0 +1,122 @@
+"""The promises, checked at each row of the journal and each record of the gateway as it appears.
+
+Owns: incremental use of the checks behind `gyre run verify`, and of what only a world can know.
+Must not know: how the world makes faults. Invariant: the first broken promise is told at the
+step that broke it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from opengyre.control import commands as c
+from opengyre.control.config import SchedulerConfig
+from opengyre.control.facts import StepCommitted
+from opengyre.control.scheduler import Scheduler
+from opengyre.engines.scripted import pseudo_logprob
+from opengyre.gateway.gateway import turn_seed
+from opengyre.gateway.request import Sampling
+from opengyre.seams.records import TokenRecord
+from opengyre.store.journal import Row
+from opengyre.store.observations import TurnRecorded
+from opengyre.store.segments import SegmentReader
+from opengyre.views.check_control import (
+    Boundaries,
+    Coverage,
+    OneOutcome,
+    RowCheck,
+    TrainingPrefix,
+    Waterlevel,
+)
+from opengyre.views.check_steps import ExactlyOnce
+from opengyre.views.check_tokens import TokenChecks
+from opengyre.views.findings import CheckResult
+from opengyre.views.fold import Fold
+from opengyre.views.replay import replay
+
+Wrong = Callable[[str], None]
+
+
+class RowChecks:
+    """P1 to P4 and P8 after every row; P5 and P10 over all rows at the end."""
+
+    def __init__(self, wrong: Wrong) -> None:
+        self._wrong = wrong
+        self.rows: list[Row] = []
+        self.launches: set[str] = set()
+        self._fold = Fold()
+        self._boundaries = Boundaries()
+        self._steps = ExactlyOnce()
+        self._outcomes = OneOutcome()
+        self._each_row: list[RowCheck] = [
+            Waterlevel(self._boundaries),
+            Coverage(),
+            TrainingPrefix(self._boundaries),
+        ]
+
+    def see(self, row: Row) -> None:
+        self.rows.append(row)
+        self._fold.apply(row)
+        state = self._fold.state
+        self._outcomes.see(row, state)
+        self._steps.see(row, state)
+        for check in self._each_row:
+            check.see(row, state)
+            self._judge(check.finish(state))
+        self._boundaries.see(row, state)
+        if isinstance(row.value, StepCommitted):
+            self._judge(self._steps.finish(state))
+
+    def finish(self, tokens: Path, *, is_whole: bool) -> None:
+        """At the end. A run that was cut has executions without an outcome."""
+        state = self._fold.state
+        if is_whole:
+            self._judge(self._outcomes.finish(state))
+            self._judge(self._steps.finish(state))
+        reader = SegmentReader(tokens)
+        for result in TokenChecks(reader).check(state, self._steps.accepted()):
+            self._judge(result)
+        result = replay(self.rows, _scheduler)
+        if not result.is_same:
+            self._wrong(f"replay: {result.difference}")
+
+    def _judge(self, result: CheckResult) -> None:
+        for problem in result.problems[:1]:
+            self._wrong(f"{result.promise}: {problem}")
+
+
+def _scheduler(fields: dict[str, Any]) -> Scheduler:
+    return Scheduler(msgspec.convert(fields, SchedulerConfig))
+
+
+def launched_in(rows: list[Any]) -> set[str]:
+    """Executions that a launch in these journal rows starts."""
+    plans = [row.value for row in rows if isinstance(row.value, c.Plan)]
+    return {
+        command.execution
+        for plan in plans
+        for command in plan.commands
+        if isinstance(command, c.Launch)
+    }
+
+
+def logprob_problem(record: TokenRecord, execution_seed: int) -> str | None:
+    """Each token's logprob is that of its place, of the turn's seed and of its span's version."""
+    header = record.header
+    number = int(header.turn.rpartition(".t")[2])
+    seed = turn_seed(execution_seed, number, Sampling())
+    start = header.num_kept_tokens + header.num_new_prompt_tokens
+    for span in header.spans:
+        for place in range(span.start, span.end):
+            if record.logprobs[place] != pseudo_logprob(seed, start + place, span.policy_version):
+                return (
+                    f"P6: {header.turn} token {place}: its logprob is not of version "
+                    f"{span.policy_version}"
+                )
+    return None
+
+
+def turns_in(rows: list[Row]) -> list[Any]:
+    return [row.value.turn for row in rows if isinstance(row.value, TurnRecorded)]

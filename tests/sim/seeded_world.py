@@ -1,0 +1,439 @@
+"""One whole run in one thread and virtual time: the real shell, its processes as hosts of a loop.
+
+Owns: what a seed means (shape, habits, delays), wiring, and the end of a run. Must not know: any
+rule of scheduling. Real are controller, supervisor, launcher, framed connections, gateway with
+its HTTP server, engine links, scripted engines, emulated cells, stream, planes, segments,
+checkpoints, graders; ours are sockets, processes, threads, time, the agent and the database file.
+"""
+
+import asyncio
+import gc
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from opengyre.config.root import RunConfig
+from opengyre.control.config import EngineSpec, SchedulerConfig
+from opengyre.engines.scripted import ScriptedConfig
+from opengyre.gateway.gateway import Gateway, GatewayEvents
+from opengyre.harness.selftest import OpenSandbox, SandboxReport
+from opengyre.runtime import cell_process, gateway_process
+from opengyre.runtime import messages as m
+from opengyre.runtime.child import Child
+from opengyre.runtime.opening import Clock, OpenRun
+from opengyre.runtime.prepare import Prepared
+from opengyre.runtime.run import Run, RunEnd
+from opengyre.seams.errors import ConfigError, words_of
+from opengyre.seams.harness import Level
+from opengyre.seams.records import SegmentRef, TokenRecord
+from opengyre.seams.tasks import Task
+from opengyre.store.journal import Row
+from opengyre.store.run_folder import RunFolder
+from opengyre.store.segments import SegmentWriter
+from tests.sim.seeded_agent import Habits
+from tests.sim.seeded_cell import Lineage, build_cell
+from tests.sim.seeded_checks import RowChecks, launched_in, logprob_problem
+from tests.sim.seeded_disk import Disk, SeededJournal, row_of
+from tests.sim.seeded_hosts import WorldLoop
+from tests.sim.seeded_loop import Deadlock, Host, Mode, waiting_tasks
+from tests.sim.seeded_policy import MODEL, renderer
+from tests.sim.seeded_sandbox import SeededSandbox
+
+SHARED_MEMORY = Path("/dev/shm")
+HORIZON_S = 4000.0
+MEAN_S = {
+    "wire": 0.001,
+    "exit": 0.05,
+    "start": 0.3,
+    "launch": 0.02,
+    "commit": 0.003,
+    "pull_all": 0.05,
+    "run": 0.4,
+    "commit_checkpoint": 0.05,
+}
+
+
+class Broken(Exception):
+    """A promise does not hold; the text says which and where."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """Rates of what the world does beside the plan."""
+
+    zero_rate: float = 0.1
+    deadline_rate: float = 0.15
+    split_rate: float = 0.05
+    tiny_queue_rate: float = 0.2
+    lost_rate: float = 0.0
+    grader_fail_rate: float = 0.0
+    habits: Habits = field(default_factory=Habits)
+
+
+class WorldClock(Clock):
+    def __init__(self, loop: WorldLoop) -> None:
+        self._loop = loop
+
+    def now_s(self) -> float:
+        return self._loop.time()
+
+
+class OneTask:
+    """Every group gets the same task (seams.tasks.TaskSource)."""
+
+    num_tasks = 1
+
+    def __init__(self, folder: Path) -> None:
+        tests = folder / "tests"
+        tests.mkdir(parents=True)
+        (tests / "test.sh").write_text("")
+        self.tasks = (
+            Task(
+                name="one",
+                folder=folder,
+                instruction="talk",
+                workspace=None,
+                tests=tests,
+                content_hash="0",
+            ),
+        )
+
+    def task_for_group(self, group_index: int) -> Task:
+        return self.tasks[0]
+
+
+class WatchedSegments(SegmentWriter):
+    """Each record is checked as it is written."""
+
+    def __init__(self, folder: Path, world: "SeededWorld") -> None:
+        super().__init__(folder)
+        self._world = world
+
+    def append(self, record: TokenRecord) -> SegmentRef:
+        self._world.see_record(record)
+        return super().append(record)
+
+
+class SeededWorld:
+    """`run` gives the end of the run; it raises Broken, naming the promise."""
+
+    def __init__(self, *, seed: int, mode: Mode, weather: Weather | None = None) -> None:
+        self.seed, self.mode = seed, mode
+        self.weather = weather or Weather()
+        self.loop = WorldLoop(seed=seed, mode=mode)
+        self.loop.delay_s = self._delay_s
+        self.rng = self.loop.world
+        self.problems: list[str] = []
+        self.lineage = Lineage(self.wrong)
+        self.engines: dict[str, Any] = {}
+        self.gateway: Gateway | None = None
+        self.checks = RowChecks(self.wrong)
+        self.disk = Disk()
+        self.mean_s = dict(MEAN_S)
+        self.shape = Shape.draw(self.rng)
+        self.config = run_config(self.shape)
+        self.run_object: Run | None = None
+        self.end: RunEnd | None = None
+        self.controller: Host | None = None
+        self.on_row: list[Callable[[Row], None]] = []
+
+    # ---- what is checked
+
+    def wrong(self, words: str) -> None:
+        self.problems.append(f"at {self.loop.time():.6f} s, step {self.loop.num_steps}: {words}")
+
+    def see_row(self, row: Row) -> None:
+        self.checks.see(row)
+        for hook in self.on_row:
+            hook(row)
+
+    def see_record(self, record: TokenRecord) -> None:
+        assert self.run_object is not None
+        one = self.run_object.book.executions[record.header.execution]
+        if problem := logprob_problem(record, one.seed):
+            self.wrong(problem)
+
+    def see_launch(self, execution: str) -> None:
+        if execution not in launched_in([row_of(one) for one in self.disk.rows]):
+            self.wrong(f"P13: {execution} starts before its launch is on disk")
+
+    def _after_step(self) -> None:
+        if self.loop.errors:
+            self.wrong(f"unhandled: {self.loop.errors[0]}")
+        if self.problems:
+            raise Broken(self.problems[0])
+
+    # ---- delays
+
+    def _delay_s(self, what: str) -> float:
+        mean_s = self.mean_s.get(what, 0.01)
+        draw = self.rng.random()
+        if draw < self.weather.zero_rate:
+            return 0.0
+        if draw > 1 - self.weather.deadline_rate:
+            left_s = self.loop.some_deadline_s(within_s=20 * mean_s)
+            if left_s is not None:
+                return left_s
+        return self.rng.expovariate(1 / mean_s)
+
+    # ---- one run
+
+    def run(self) -> RunEnd | None:
+        """To its end. Raises Broken, also when it never ends."""
+        base = str(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None
+        self.folder = Path(tempfile.mkdtemp(prefix="gyre-seeded-", dir=base))
+        handler = _Watching(self)
+        for name in ("opengyre", "uvicorn.error", "asyncio"):
+            logging.getLogger(name).addHandler(handler)
+        asyncio.set_event_loop(self.loop)
+        is_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self.loop.after_step = self._after_step
+            self.loop.run_until_complete(self._main())
+            self._finish()
+        except Deadlock as error:
+            raise Broken(str(error)) from error
+        finally:
+            self.loop.bury()
+            asyncio.set_event_loop(None)
+            for name in ("opengyre", "uvicorn.error", "asyncio"):
+                logging.getLogger(name).removeHandler(handler)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if is_collecting:
+                gc.enable()
+        return self.end
+
+    async def _main(self) -> None:
+        opened = self._open()
+        self.controller = self.loop.start_host("controller", lambda: self._control(opened))
+        try:
+            async with asyncio.timeout(HORIZON_S):
+                await self.loop.all_dead()
+        except TimeoutError:
+            self._stuck()
+
+    def _stuck(self) -> None:
+        waits = "" if self.run_object is None else self.run_object.scheduler.snapshot().waiting_for
+        where = "; ".join(waiting_tasks(self.loop)[:40])
+        raise Broken(f"P15: no end after {HORIZON_S} s; it waits for {waits}; tasks: {where}")
+
+    async def _control(self, opened: OpenRun) -> None:
+        self.run_object = Run(opened)
+        try:
+            self.end = await self.run_object.drive(_idle)
+        except BaseExceptionGroup as group:
+            self.wrong(f"the run crashed: {words_of(group)}")
+            raise
+        await opened.journal.close()
+
+    def _finish(self) -> None:
+        """After the last host is gone."""
+        if self.end is not None:
+            if self.end.exit_code != 0:
+                self.wrong(f"the run failed: {self.end.reason}")
+            self.checks.finish(self.folder / "run" / "tokens", is_whole=True)
+        if self.problems:
+            raise Broken(self.problems[0])
+
+    def _open(self) -> OpenRun:
+        folder = RunFolder(self.folder / "run")
+        for path in (folder.tokens, folder.checkpoints, folder.logs):
+            path.mkdir(parents=True)
+        places = {name: self.folder / name for name in ("sockets", "planes", "work")}
+        for path in places.values():
+            path.mkdir()
+        weather = self.weather
+        self.loop.net.split_rate = weather.split_rate
+        if self.rng.random() < weather.tiny_queue_rate:
+            self.loop.net.high_water_bytes = 0
+        self.loop.on_work = self.disk.note_sync
+        self.loop.programs = {
+            "opengyre.runtime.cell_process": self._cell,
+            "opengyre.runtime.gateway_process": self._gateway,
+        }
+        journal = SeededJournal(folder.db, self.loop, self.disk)
+        journal.on_row = self.see_row
+        self.sandbox = SeededSandbox(
+            self.loop,
+            habits=weather.habits,
+            lost_rate=weather.lost_rate,
+            grader_fail_rate=weather.grader_fail_rate,
+            wrong=self.wrong,
+        )
+        self.sandbox.on_launch = self.see_launch
+        tasks: Any = OneTask(self.folder / "task")
+        confined: Any = self.sandbox
+        return OpenRun(
+            prepared=Prepared(
+                config=self.config,
+                train=tasks,
+                evaluation=tasks if self.shape.num_eval else None,
+                scheduler=self.shape.scheduler(),
+                warnings=(),
+            ),
+            folder=folder,
+            journal=journal,
+            sandbox=OpenSandbox(sandbox=confined, report=REPORT),
+            program=Path("/agent"),
+            clock=WorldClock(self.loop),
+            **places,
+        )
+
+    # ---- programs of its processes
+
+    async def _cell(self, address: str, name: str, incarnation: int) -> None:
+        def build(setup: m.CellSetup) -> Any:
+            config = ScriptedConfig(
+                tokens_per_s=self.shape.tokens_per_s,
+                max_running=setup.slots,
+                context_tokens=self.config.sampling.context_tokens,
+            )
+            return build_cell(
+                setup, config=config, steps_per_burst=self.shape.steps_per_burst, watch=self
+            )
+
+        await _as_child(
+            lambda address, child: cell_process.main(address, child, build=build),
+            address,
+            Child(name, incarnation),
+        )
+
+    async def _gateway(self, address: str, name: str, incarnation: int) -> None:
+        def build(setup: m.GatewaySetup, events: GatewayEvents) -> tuple[Gateway, SegmentWriter]:
+            recorder = WatchedSegments(Path(setup.tokens_dir), self)
+            self.gateway = Gateway(
+                gateway_process.gateway_settings(self.config),
+                renderer=renderer(),
+                recorder=recorder,
+                events=events,
+                now_s=self.loop.time,
+            )
+            return self.gateway, recorder
+
+        await _as_child(
+            lambda address, child: gateway_process.main(address, child, build=build),
+            address,
+            Child(name, incarnation),
+        )
+
+
+REPORT = SandboxReport(
+    level=Level.NONE,
+    abi=0,
+    identity="nobody",
+    python=Path("/python"),
+    python_paths=(),
+    not_enforced=(),
+    took_s=0.0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The size of a run, drawn from its seed; small, so that many fit into a minute."""
+
+    num_cells: int
+    slots_per_cell: int
+    slots_per_standalone: int
+    num_steps: int
+    steps_per_burst: int
+    run_ahead: int
+    num_eval: int
+    tokens_per_s: float
+    micro_step_tokens: int
+
+    @classmethod
+    def draw(cls, rng: Random) -> "Shape":
+        return cls(
+            num_cells=rng.choice([2, 2, 3]),
+            slots_per_cell=rng.choice([2, 3, 4]),
+            slots_per_standalone=rng.choice([4, 6, 8]),
+            num_steps=rng.choice([3, 4]),
+            steps_per_burst=rng.choice([1, 2, 2]),
+            run_ahead=rng.choice([0, 1, 1]),
+            num_eval=rng.choice([0, 0, 0, 1]),
+            tokens_per_s=rng.choice([2.0, 5.0, 20.0]),
+            micro_step_tokens=rng.choice([64, 128, 8192]),
+        )
+
+    def scheduler(self) -> SchedulerConfig:
+        cells = tuple(
+            EngineSpec(engine=f"c{k}", slots=self.slots_per_cell, cell=k)  # type: ignore[arg-type]
+            for k in range(self.num_cells)
+        )
+        standalone = EngineSpec(engine="s0", slots=self.slots_per_standalone, cell=None)  # type: ignore[arg-type]
+        return SchedulerConfig(
+            num_cells=self.num_cells,
+            engines=(*cells, standalone),
+            num_steps=self.num_steps,
+            group_size=2,
+            groups_per_step=2,
+            steps_per_burst=self.steps_per_burst,
+            run_ahead=self.run_ahead,
+            supply_fraction=0.5,
+            supply_hold_s=0.2,
+            min_valid_members=1,
+            max_void_in_a_row=50,
+            recall_after_s=15.0,
+            join_deadline_s=10.0,
+            publish_timeout_s=30.0,
+            num_eval_executions=self.num_eval,
+            eval_at_end=self.num_eval > 0,
+            eval_deadline_s=60.0,
+            is_strict=True,
+        )
+
+
+def run_config(shape: Shape) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run": {"dir": Path("/nowhere"), "num_steps": shape.num_steps},
+            "model": {"path": str(MODEL)},
+            "tasks": ({"path": Path("/nowhere")},),
+            "topology": {
+                "num_cells": shape.num_cells,
+                "slots_per_cell": shape.slots_per_cell,
+                "slots_per_standalone": shape.slots_per_standalone,
+                "engine": "scripted",
+                "cell": "emulated",
+            },
+            "schedule": {
+                "group_size": 2,
+                "groups_per_step": 2,
+                "steps_per_burst": shape.steps_per_burst,
+                "run_ahead": shape.run_ahead,
+            },
+            "sampling": {"max_new_tokens": 64, "context_tokens": 400},
+            "training": {"micro_step_tokens": shape.micro_step_tokens},
+            "harness": {"timeout_s": 120.0},
+        }
+    )
+
+
+class _Watching(logging.Handler):
+    """An error that is logged and not raised is one all the same."""
+
+    def __init__(self, world: SeededWorld) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._world.loop.errors.append(self.format(record))
+
+
+async def _idle(run: Run) -> None:
+    await asyncio.Event().wait()
+
+
+async def _as_child(main: Any, address: str, child: Child) -> None:
+    """As `run_child`: a ConfigError is told to the controller."""
+    try:
+        await main(address, child)
+    except* ConfigError as group:
+        await child.give_up(words_of(group))
