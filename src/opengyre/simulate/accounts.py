@@ -52,8 +52,8 @@ class Books:
         self.now = Levels()
         self.by_engine = {account.engine: account for account in accounts}
         self.seconds_by_bucket = dict.fromkeys(Bucket, 0.0)
-        self.training_role_s = self.training_idle_s = 0.0
-        self.serving_slot_s = self.used_slot_s = 0.0
+        self._training_role_s = self._training_idle_s = 0.0
+        self._serving_slot_s = self._used_slot_s = 0.0
         self.lanes: list[Stretch] = []
         self.num_left_out = 0
         self._settled_s = 0.0
@@ -62,6 +62,16 @@ class Books:
         for account in accounts:
             self.now.devices_by_mode[account.mode] += account.devices
             self.now.num_used_by_size[account.devices, account.slots] = 0
+
+    @property
+    def slack(self) -> float:
+        """Idle share of the device-time in role training; 0 if there was none."""
+        return self._training_idle_s / self._training_role_s if self._training_role_s > 0 else 0.0
+
+    @property
+    def occupancy(self) -> float:
+        """Used share of the slots of serving engines; 0 if there were none."""
+        return self._used_slot_s / self._serving_slot_s if self._serving_slot_s > 0 else 0.0
 
     def settle(self, now_s: float) -> None:
         """Book the time since the last change under what was true in it."""
@@ -74,9 +84,9 @@ class Books:
         generating = 0.0
         for (devices, slots), num_used in now.num_used_by_size.items():
             generating += num_used * devices / slots
-            self.used_slot_s += elapsed_s * num_used
+            self._used_slot_s += elapsed_s * num_used
         idle = by_mode[Mode.TRAINING] - now.working - now.joining - now.saving
-        self.serving_slot_s += elapsed_s * now.serving_slots
+        self._serving_slot_s += elapsed_s * now.serving_slots
         seconds[Bucket.GENERATING] += elapsed_s * generating
         seconds[Bucket.TRAINING] += elapsed_s * now.working
         seconds[Bucket.MOVING] += elapsed_s * (by_mode[Mode.MOVING] + now.joining)
@@ -86,8 +96,8 @@ class Books:
         idle_bucket = Bucket.IDLE_AT_END if now.is_over else Bucket.WAITING_FOR_DATA
         seconds[idle_bucket] += elapsed_s * idle
         if not now.is_over:
-            self.training_role_s += elapsed_s * by_mode[Mode.TRAINING]
-            self.training_idle_s += elapsed_s * idle
+            self._training_role_s += elapsed_s * by_mode[Mode.TRAINING]
+            self._training_idle_s += elapsed_s * idle
 
     def _why_free(self) -> Bucket:
         """What free slots wait for."""

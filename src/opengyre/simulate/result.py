@@ -66,6 +66,7 @@ class Result:
     num_switches: cells that entered training. stalled_s: execution-seconds held, recomputed or
     waiting for KV. aborted_s: execution-seconds of work thrown away by moves, publications and
     deaths. cancelled_s: of work in executions that were cancelled.
+    redone_groups: training work of members that left or of abandoned steps, in mean groups.
     num_left_out: stretches beyond the bound of `lanes`.
     """
 
@@ -91,6 +92,7 @@ class Result:
     kv_moved_tokens: float
     aborted_s: float
     cancelled_s: float
+    redone_groups: float
     num_short: int
     num_empty: int
     num_void: int

@@ -76,7 +76,7 @@ class Stream:
         self._costs = parts.costs
         self._step: OpenStep | None = None
         self._token: Token | None = None
-        self.lost_groups = 0.0
+        self.redone_groups = 0.0
 
     def open(self, step: int, version: int, core_devices: int) -> None:
         if self._step is not None:
@@ -134,7 +134,7 @@ class Stream:
         self._stop(opened, cell)
         lost = opened.members.pop(cell).left
         opened.done = max(0.0, opened.done - lost)
-        self.lost_groups += lost
+        self.redone_groups += lost
         if opened.close is None and lost > 0:
             self._give_back(opened)
         opened.is_working = False
@@ -146,7 +146,7 @@ class Stream:
         if opened is None:
             return
         self._settle(opened)
-        self.lost_groups += opened.done
+        self.redone_groups += opened.done
         self._step = None
         self._plan(None)
         self._parts.work_on(0)
