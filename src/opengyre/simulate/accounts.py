@@ -5,7 +5,7 @@ Invariants: the levels of all buckets sum to the number of devices at every mome
 the same whatever the number of engines.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from opengyre.control.ids import EngineId
 from opengyre.simulate.result import Bucket, Mode, Stretch
@@ -166,6 +166,7 @@ class Books:
             self._draw(account, now_s)
         order = {engine: place for place, engine in enumerate(self.by_engine)}
         self.lanes.sort(key=lambda one: (order[one.engine], one.from_s))
+        self.lanes = _merged(self.lanes)
 
     def _draw(self, account: Account, now_s: float) -> None:
         if now_s <= account.since_s:
@@ -176,3 +177,16 @@ class Books:
         self.lanes.append(
             Stretch(engine=account.engine, mode=account.mode, from_s=account.since_s, to_s=now_s)
         )
+
+
+def _merged(lanes: list[Stretch]) -> list[Stretch]:
+    """Stretches of one mode that touch are one; `lanes` are sorted."""
+    merged: list[Stretch] = []
+    for one in lanes:
+        last = merged[-1] if merged else None
+        is_same = last is not None and (last.engine, last.mode) == (one.engine, one.mode)
+        if last is not None and is_same and last.to_s == one.from_s:
+            merged[-1] = replace(last, to_s=one.to_s)
+        else:
+            merged.append(one)
+    return merged
