@@ -107,12 +107,9 @@ def _check(options: SimulateOptions) -> None:
 def _configs(options: SimulateOptions) -> list["SimulationConfig"]:
     from opengyre.config.load_simulation import load_simulation, scenario_files
 
-    overrides = list(options.overrides or ())
-    if options.policy is not None:
-        overrides.append(f"schedule.policy={options.policy}")
     path = options.scenario
     paths = scenario_files(path) if path.is_dir() else [path]
-    return [load_simulation(one, overrides) for one in paths]
+    return [load_simulation(one, options.overrides or ()) for one in paths]
 
 
 def _recorded(run_path: Path) -> "Workload":
@@ -142,12 +139,15 @@ def _recorded(run_path: Path) -> "Workload":
 def _runs(
     configs: list["SimulationConfig"], bench: "Bench", options: SimulateOptions
 ) -> list["Ran"]:
-    from opengyre.simulate.compare import compare
+    from opengyre.simulate.compare import compare, under
 
-    if options.compare is None:
+    if options.compare is not None:
+        policies = cast("list[PolicyName]", options.compare.split(","))
+        return compare(configs[0], policies, bench, is_best_static=options.best_static)
+    if options.policy is None:
         return bench.run(configs)
-    policies = cast("list[PolicyName]", options.compare.split(","))
-    return compare(configs[0], policies, bench, is_best_static=options.best_static)
+    chosen = [under(one, cast("PolicyName", options.policy)) for one in configs]
+    return bench.run([config for config, _ in chosen], [note for _, note in chosen])
 
 
 def _print_runs(runs: list["Ran"], options: SimulateOptions) -> None:

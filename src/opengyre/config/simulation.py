@@ -217,6 +217,11 @@ def _split_problems(config: SimulationConfig) -> list[str]:
     num, topology = config.schedule.num_training_cells, config.topology
     most = topology.num_cells - (0 if topology.num_standalone else 1)
     if config.schedule.policy == "async":
+        if most < 1:
+            return [
+                f"topology.num_cells = {topology.num_cells}: expected at least 2, or standalone "
+                'engines, because schedule.policy = "async" splits the cells'
+            ]
         if not 1 <= num <= most:
             return [
                 f"schedule.num_training_cells = {num}: expected 1 to {most}, because "

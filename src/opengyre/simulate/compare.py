@@ -82,10 +82,20 @@ def compare(
         if policy == "async" and is_best_static:
             chosen, note = best_static(config, bench.for_tuning())
         else:
-            chosen, note = _as_given(config, policy)
+            chosen, note = under(config, policy)
         configs.append(chosen)
         notes.append(note)
     return bench.run(configs, notes)
+
+
+def under(config: SimulationConfig, policy: PolicyName) -> tuple[SimulationConfig, str]:
+    """The scenario under `policy`, and words about it: async takes the split of the file, or half
+    the cells. Raises ConfigError if the layout has no room for a fixed split."""
+    if policy != "async":
+        return with_schedule(config, policy=policy, num_training_cells=0), ""
+    num = config.schedule.num_training_cells or max(1, config.topology.num_cells // 2)
+    chosen = with_split(config, num)
+    return chosen, split_words(chosen)
 
 
 def with_schedule(config: SimulationConfig, **changes: object) -> SimulationConfig:
@@ -125,17 +135,11 @@ def best_static(config: SimulationConfig, bench: Bench) -> tuple[SimulationConfi
 
 def best_split(config: SimulationConfig, bench: Bench) -> tuple[float, SimulationConfig]:
     """(mean wall time, config) of the best number of training cells, the rest as it is."""
-    most = num_splits(config)
-    if most < 1:
-        raise ConfigError(
-            f"{config.scenario.name}: topology.num_cells = 1: expected at least 2, or standalone "
-            "engines; one cell cannot be split"
-        )
 
     def wall_s(nums: Sequence[int]) -> list[float]:
         return bench.mean_wall_s([with_split(config, num) for num in nums])
 
-    num, least_s = _least(wall_s, 1, most)
+    num, least_s = _least(wall_s, 1, max(1, num_splits(config)))
     return least_s, with_split(config, num)
 
 
@@ -152,14 +156,6 @@ def split_words(config: SimulationConfig) -> str:
         f"{schedule.num_training_cells} of {config.topology.num_cells} cells train, "
         f"mu {schedule.steps_per_burst}, phi {schedule.run_ahead}"
     )
-
-
-def _as_given(config: SimulationConfig, policy: PolicyName) -> tuple[SimulationConfig, str]:
-    if policy != "async":
-        return with_schedule(config, policy=policy, num_training_cells=0), ""
-    num = config.schedule.num_training_cells or max(1, config.topology.num_cells // 2)
-    chosen = with_split(config, num)
-    return chosen, split_words(chosen)
 
 
 def _least(
