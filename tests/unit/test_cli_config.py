@@ -51,6 +51,8 @@ def test_schema_lists_keys_for_people_and_for_programs() -> None:
     assert "schedule.supply_fraction = 0.125" in gyre.invoke(app, ["config", "schema"]).stdout
     schema = json.loads(gyre.invoke(app, ["config", "schema", "--json"]).stdout)
     assert "ScheduleConfig" in schema["$defs"]
+    of_a_scenario = gyre.invoke(app, ["config", "schema", "--scenario"]).stdout
+    assert "costs.training.efficiency = 0.95" in of_a_scenario
 
 
 @pytest.mark.parametrize(

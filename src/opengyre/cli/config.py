@@ -39,16 +39,23 @@ def show(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = Fals
 
 
 @app.command()
-def schema(as_json: AsJson = False) -> None:
+def schema(
+    is_scenario: Annotated[
+        bool, typer.Option("--scenario", help="the keys of a scenario of `gyre simulate`")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Print every key with its default and meaning, or the JSON schema with --json."""
     from opengyre.config.keys import walk
     from opengyre.config.load import config_schema
     from opengyre.config.root import RunConfig
+    from opengyre.config.simulation import SimulationConfig
 
+    model = SimulationConfig if is_scenario else RunConfig
     if as_json:
-        typer.echo(json.dumps(config_schema(), indent=2))
+        typer.echo(json.dumps(config_schema(model), indent=2))
         return
-    for key in walk(RunConfig):
+    for key in walk(model):
         field = key.field
         default = _default(field.is_required(), field.default_factory, field.default)
         typer.echo(f"{key.path} = {default}\n    {field.description}")

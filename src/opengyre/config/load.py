@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from opengyre.config.base import Section
 from opengyre.config.overrides import Table, apply_override
 from opengyre.config.root import RunConfig, find_problems
 from opengyre.config.words import problem_lines
@@ -47,9 +48,9 @@ def resolved_json(config: RunConfig) -> str:
     return config.model_dump_json(indent=2) + "\n"
 
 
-def config_schema() -> dict[str, Any]:
-    """JSON schema of a config file."""
-    return RunConfig.model_json_schema()
+def config_schema(model: type[Section] = RunConfig) -> dict[str, Any]:
+    """JSON schema of a config file, or of another file whose root is `model`."""
+    return model.model_json_schema()
 
 
 def read_toml(path: Path) -> Table:
