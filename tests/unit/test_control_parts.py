@@ -28,7 +28,7 @@ def make_group(number: int = 0, *, version: int = 0, num_open: int = 2) -> Group
 
 
 def make_engine(name: str, *, slots: int, cell: int | None, stay: int) -> Engine:
-    return Engine(engine=EngineId(name), slots=slots, cell=cell, stay=stay)
+    return Engine(engine=EngineId(name), slots=slots, cell=cell, number=0, stay=stay)
 
 
 def test_counts_refuse_more_finished_than_launched() -> None:

@@ -17,9 +17,11 @@ from opengyre.control.recovery import drop_member
 from opengyre.control.run_state import RunState
 from opengyre.control.slots import displace_one
 from opengyre.control.step_record import StepState
+from opengyre.control.transition import Transition
 
 REROUTE_RETRY_S = 1.0
 MAX_DROP_FAILURES = 4
+STAGES = (c.CloseDoor, c.Reroute, c.Freeze, c.EnterTraining)
 
 
 def take(
@@ -31,11 +33,12 @@ def take(
     if command is None:
         run.refuse("a command that was answered or revoked")
         return
-    if run.transition is not None and run.transition.command == command.command_id:
-        run.transition.is_answered = True
+    transition = _transition_of(run, command)
+    if transition is not None:
+        transition.is_answered = True
         if not isinstance(fact, CommandApplied):
-            run.transition.failure = fact.reason
-            run.transition.is_unknown = isinstance(fact, CommandUnknown)
+            transition.failure = fact.reason
+            transition.is_unknown = isinstance(fact, CommandUnknown)
         return
     if isinstance(fact, CommandApplied):
         _applied(run, command)
@@ -43,12 +46,20 @@ def take(
         _failed(run, command, fact, now_s)
 
 
+def _transition_of(run: RunState, command: c.AnyCommand) -> Transition | None:
+    """The transition whose stage this command is."""
+    if not isinstance(command, STAGES):
+        return None
+    found = (one for one in run.transitions.values() if one.command == command.command_id)
+    return next(found, None)
+
+
 def _applied(run: RunState, command: c.AnyCommand) -> None:
     match command:
         case c.OpenDoor():
             engine = run.engines[command.engine]
             if engine.state is EngineState.OPENING:
-                engine.move(EngineState.OPEN)
+                run.topology.move_engine(engine, EngineState.OPEN)
         case c.Publish():
             publication.published(run, run.engines[command.engine], command.version)
         case c.LeaveTraining():
@@ -142,9 +153,7 @@ def _reroute_failed(run: RunState, command: c.Reroute, now_s: float) -> None:
 
 
 def _suspect(run: RunState, engine_id: EngineId, command: c.AnyCommand, reason: str) -> None:
-    engine = run.engines[engine_id]
-    if engine.state is not EngineState.ABSENT:
-        engine.suspicion = f"{type(command).__name__} failed: {reason}"
+    run.topology.suspect(run.engines[engine_id], f"{type(command).__name__} failed: {reason}")
 
 
 def _fail_run(run: RunState, command: c.AnyCommand, reason: str) -> None:

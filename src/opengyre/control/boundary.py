@@ -8,10 +8,11 @@ happens here and nowhere else.
 
 from opengyre.control import moves, publication
 from opengyre.control.bursts import Phase
-from opengyre.control.cells import CellRole, EngineState
+from opengyre.control.cells import Cell, CellRole
 from opengyre.control.commands import Checkpoint, DispatchEval, DispatchGroups, Expose
 from opengyre.control.members import cancel_all
-from opengyre.control.run_state import CORE, RunState
+from opengyre.control.run_state import RunState
+from opengyre.control.topology import OUT_OF_SERVICE
 
 
 def advance(run: RunState, now_s: float) -> None:
@@ -36,7 +37,7 @@ def checkpointed(run: RunState) -> None:
             run.groups.forget(group)
     run.undurable.clear()
     if run.burst.phase is Phase.RUNNING:
-        run.core.must_return = True
+        run.topology.set_must_return(run.core, is_asked=True)
     elif run.burst.phase is Phase.CHECKPOINTING:
         run.burst.move(Phase.EXPOSING)
 
@@ -90,21 +91,22 @@ def _expose(run: RunState) -> None:
 
 
 def _pass_boundary(run: RunState, now_s: float) -> None:
-    run.is_exposed = run.is_core_wanted = False
+    run.is_exposed = False
     run.published_version = run.version
+    run.topology.set_wanted(run.core, is_wanted=False)
+    run.topology.unsettle_all()
     for cell in run.cells:
-        cell.in_order = cell.role is not CellRole.ABSENT
+        run.topology.set_order(cell, in_order=cell.role is not CellRole.ABSENT)
     is_final = run.steps_left == 0
     num_groups = num_to_dispatch(run)
     num_eval = _num_eval(run, is_final=is_final)
-    is_retained = not is_final and _retains_core(run, num_groups, num_eval)
+    retained = () if is_final else _retained(run, num_groups, num_eval)
     for cell in run.cells:
         is_away = cell.role in (CellRole.TRAINING, CellRole.LEAVING)
-        is_turning = run.transition is not None and run.transition.is_abandoned
-        is_staying = is_retained if cell.cell == CORE else False
-        cell.must_return = is_away and not is_staying
-        if cell.role is CellRole.LEAVING and is_turning:
-            cell.must_return = False
+        transition = run.transitions.get(cell.cell)
+        is_turning = transition is not None and transition.is_abandoned
+        is_staying = cell in retained or is_turning or cell.is_fixed
+        run.topology.set_must_return(cell, is_asked=is_away and not is_staying)
     moves.return_cells(run)
     publication.reconcile(run, now_s)
     _begin_burst(run, is_final=is_final, num_eval=num_eval)
@@ -137,19 +139,20 @@ def _num_eval(run: RunState, *, is_final: bool) -> int:
     return config.num_eval_executions if is_due else 0
 
 
-def _retains_core(run: RunState, num_groups: int, num_eval: int) -> bool:
+def _retained(run: RunState, num_groups: int, num_eval: int) -> tuple[Cell, ...]:
     """Rule 9: enough is ready now, and the others have the slots for all that is coming."""
-    if run.core.role is not CellRole.TRAINING:
-        return False
-    config = run.config
-    if min(run.groups.num_ready, config.groups_per_step) < config.min_supply_groups:
-        return False
+    cells = run.policy.retainable(run.topology)
+    num_steps = min(run.config.steps_per_burst, run.steps_left)
+    if not cells or not moves.is_supplied(run, num_steps=num_steps):
+        return ()
+    staying = {cell.engine for cell in cells}
     slots = sum(
         engine.slots
         for engine in run.engines.values()
-        if engine.cell != CORE and engine.state not in (EngineState.ABSENT, EngineState.QUARANTINED)
+        if engine.engine not in staying and engine.state not in OUT_OF_SERVICE
     )
-    return slots >= run.waterlevel + num_groups * config.group_size + num_eval
+    num_coming = num_groups * run.config.group_size + num_eval
+    return cells if slots >= run.waterlevel + num_coming else ()
 
 
 def _dispatch(run: RunState, now_s: float, *, num_groups: int, num_eval: int) -> None:

@@ -65,11 +65,13 @@ ENGINE_TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Engine:
-    """One rollout engine. `stay` orders engines by how long they stay in rollout (0 longest)."""
+    """One rollout engine, the `number`-th of the config. `stay` orders engines by how long they
+    stay in rollout (0 longest); `is_serving`: its slots count in C_R. Changed by the topology."""
 
     engine: EngineId
     slots: int
     cell: int | None
+    number: int
     stay: int
     state: EngineState = EngineState.ABSENT
     incarnation: int = 0
@@ -77,6 +79,7 @@ class Engine:
     verified_version: int | None = None
     due_version: int | None = None
     due_since_s: float = 0.0
+    is_serving: bool = False
     suspicion: str | None = None
     live: dict[ExecutionId, None] = field(default_factory=dict)
 
@@ -93,17 +96,24 @@ class Engine:
 @dataclass(slots=True, kw_only=True, eq=False)
 class Cell:
     """One cell. `in_order` is False from its death to the next boundary; `must_return` asks it
-    back to rollout as soon as it is in training."""
+    back to rollout as soon as it is in training. A bound cell serves no rollout: a `is_fixed` one
+    always trains, a `is_wanted` one was in training when it died. Changed by the topology."""
 
     cell: int
     engine: EngineId
     role: CellRole = CellRole.ABSENT
+    is_fixed: bool = False
     in_order: bool = True
     must_return: bool = False
+    is_wanted: bool = False
 
     @property
     def name(self) -> str:
         return "core" if self.cell == 0 else f"cell {self.cell}"
+
+    @property
+    def is_bound(self) -> bool:
+        return self.is_fixed or self.is_wanted
 
     def move(self, role: CellRole) -> None:
         if role not in CELL_TRANSITIONS[self.role]:

@@ -12,6 +12,14 @@ from opengyre.control.errors import InvariantError
 from opengyre.control.ids import EngineId
 
 
+class PolicyName(StrEnum):
+    """How cells change roles (rule 13)."""
+
+    ELASTIC = "elastic"
+    COLOCATE = "colocate"
+    ASYNC = "async"
+
+
 class Overdue(StrEnum):
     """What a step does when a newer ready group would push an older live one past the bound."""
 
@@ -30,15 +38,19 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Policy `elastic`. Letters of the rules: N group_size, B groups_per_step, mu
-    steps_per_burst, phi run_ahead. `max_staleness` None means phi + mu; `max_void_in_a_row`
-    None means 3 B. With `is_strict` a reservation that does not fit raises InvariantError
-    instead of abandoning the transition.
+    """Letters of the rules: N group_size, B groups_per_step, mu steps_per_burst, phi run_ahead.
+    `num_training_cells` (async only) cells train always, the others never; without `is_streaming`
+    a step waits until all its groups are ready. `max_staleness` None means phi + mu;
+    `max_void_in_a_row` None means 3 B. With `is_strict` a reservation that does not fit raises
+    InvariantError instead of abandoning the transition.
     """
 
     num_cells: int
     engines: tuple[EngineSpec, ...]
     num_steps: int
+    policy: PolicyName = PolicyName.ELASTIC
+    is_streaming: bool = True
+    num_training_cells: int = 0
     group_size: int = 8
     groups_per_step: int = 16
     steps_per_burst: int = 2
@@ -70,6 +82,7 @@ class SchedulerConfig:
         names = {spec.engine for spec in self.engines}
         _require(len(names) == len(self.engines), "engine names are unique")
         _require(all(spec.slots >= 1 for spec in self.engines), "every engine has a slot")
+        self._check_split()
         _require(self.num_steps >= 1, "num_steps >= 1")
         _require(self.group_size >= 1, "group_size >= 1")
         _require(self.groups_per_step >= 1, "groups_per_step >= 1")
@@ -81,6 +94,14 @@ class SchedulerConfig:
             self.staleness_bound >= self.run_ahead + self.steps_per_burst - 1,
             "max_staleness >= run_ahead + steps_per_burst - 1",
         )
+
+    def _check_split(self) -> None:
+        if self.policy is not PolicyName.ASYNC:
+            _require(self.num_training_cells == 0, "num_training_cells belongs to async")
+            return
+        _require(1 <= self.num_training_cells <= self.num_cells, "async: 1..K cells train")
+        num_rollout = len(self.engines) - self.num_training_cells
+        _require(num_rollout >= 1, "async: at least one engine stays in rollout")
 
     @property
     def staleness_bound(self) -> int:

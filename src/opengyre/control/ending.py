@@ -36,7 +36,7 @@ def _begin(run: RunState, now_s: float, reason: str, *, is_failed: bool) -> None
     run.ending = Ending(
         is_failed=is_failed, reason=reason, deadline_s=now_s + run.config.cancel_deadline_s
     )
-    run.transition = None
+    run.transitions.clear()
     if run.step is not None and run.step.state is StepState.OPEN:
         abandon_step(run, reason)
         tell_losses(run)

@@ -5,6 +5,7 @@ not know: engines' capacity, groups' state, time beyond a wave's deadline.
 Invariants: an execution closes once; a finished one leaves the book with its last word.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -59,10 +60,12 @@ class Execution:
 
 @dataclass(slots=True, kw_only=True)
 class ExecutionBook:
+    """`queue` and `displaced` are taken from the front: an OrderedDict finds it in one step."""
+
     by_id: dict[ExecutionId, Execution] = field(default_factory=dict)
     unfinished: dict[ExecutionId, Execution] = field(default_factory=dict)
-    queue: dict[ExecutionId, Execution] = field(default_factory=dict)
-    displaced: dict[ExecutionId, Execution] = field(default_factory=dict)
+    queue: OrderedDict[ExecutionId, Execution] = field(default_factory=OrderedDict)
+    displaced: OrderedDict[ExecutionId, Execution] = field(default_factory=OrderedDict)
     waves: list[EvalWave] = field(default_factory=list)
     num_dispatched: int = 0
     num_groups: int = 0

@@ -26,8 +26,9 @@ from opengyre.control.facts import (
     VerdictGiven,
 )
 from opengyre.control.groups import Group, GroupState
-from opengyre.control.run_state import CORE, RunState
+from opengyre.control.run_state import RunState
 from opengyre.control.step_record import MemberState, StepRecord, StepState
+from opengyre.control.topology import CORE
 
 
 def take(run: RunState, fact: Fact, now_s: float) -> None:
@@ -83,10 +84,10 @@ def _engine_ready(run: RunState, fact: EngineReady) -> None:
         raise InvariantError(f"{fact.engine} serves version {fact.version}, never published")
     engine.incarnation, engine.has_reported = fact.incarnation, True
     engine.verified_version = engine.due_version = fact.version
-    engine.move(EngineState.SHUT)
+    run.topology.move_engine(engine, EngineState.SHUT)
     if engine.cell is None:
         return
-    run.cells[engine.cell].move(CellRole.ROLLOUT)
+    run.topology.move_cell(run.cells[engine.cell], CellRole.ROLLOUT)
     if engine.cell == CORE and fact.version != run.durable_version and run.failure is None:
         run.failure = (
             f"the core came back with version {fact.version}; "
@@ -121,7 +122,7 @@ def _take_step(
             if member is None or member.state is not MemberState.ADMITTING:
                 run.refuse("a member that was dropped or has joined")
                 return
-            member.move(MemberState.ADMITTED)
+            step.move_member(member, MemberState.ADMITTED)
         case StepCommitted():
             if step.state is not StepState.CLOSING:
                 raise InvariantError(f"step {fact.step} was committed while {step.state.value}")

@@ -1,10 +1,11 @@
-"""Cells leave rollout one at a time and come back (rules 7, 8, 9 and 2.2).
+"""Cells leave rollout and come back (rules 7, 8, 9 and 2.2); which ones, the policy says.
 
 Owns: the test, the stages, abandoning, returning. Must not know: recall's timer, steps' groups.
-Invariants: C_R >= w without the leaving cell when it starts; the order of stages is the safety
-argument of 2.2; the training set grows by the next cell in order.
+Invariants: C_R >= w without the leaving cells when they start; the order of stages is the safety
+argument of 2.2; one change of routes at a time.
 """
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from opengyre.control import recovery
@@ -14,104 +15,126 @@ from opengyre.control.commands import CloseDoor, EnterTraining, Freeze, LeaveTra
 from opengyre.control.errors import InvariantError
 from opengyre.control.ids import CommandId
 from opengyre.control.reservations import reserve
-from opengyre.control.run_state import CORE, RunState
+from opengyre.control.run_state import RunState
 from opengyre.control.slots import displace_one, is_rerouting, release_slot, take_slot
+from opengyre.control.topology import CORE
 from opengyre.control.transition import LeavingStage, Transition
 
 RETRY_AFTER_S = 1.0
 
 
-def next_cell(run: RunState) -> Cell | None:
-    """The next cell in order that serves rollout; satellites follow a core in training."""
-    for cell in run.cells:
-        if not cell.in_order or cell.role is CellRole.ABSENT:
-            if cell.cell == CORE:
-                return None
-            continue
-        if cell.role is CellRole.TRAINING and not cell.must_return:
-            continue
-        return cell if cell.role is CellRole.ROLLOUT else None
-    return None
+def next_cells(run: RunState) -> tuple[Cell, ...]:
+    """The cells the policy would take from rollout next, together."""
+    revision, cells = run.next_cells
+    if revision != run.topology.cells_revision:
+        cells = run.policy.next_cells(run.topology)
+        run.next_cells = (run.topology.cells_revision, cells)
+    return cells
 
 
 def update_supply(run: RunState, now_s: float) -> None:
     """Rule 7(c): enough ready and unassigned; for the core also the last ones there will be."""
-    ready, config = run.groups.num_ready, run.config
-    is_met = min(ready, config.groups_per_step - run.num_assigned) >= config.min_supply_groups
+    is_met = is_supplied(run, num_steps=run.burst.num_left)
     if not is_met and run.core.role is CellRole.ROLLOUT:
-        is_met = ready > 0 and run.groups.num_live == 0
+        is_met = run.groups.num_ready > 0 and run.groups.num_live == 0
     run.supply.update(now_s, is_met=is_met)
 
 
-def why_not(run: RunState, cell: Cell, now_s: float) -> str | None:
-    """In words, the first part of the test that `cell` fails; None if it may leave now."""
-    engine = run.engine_of(cell)
-    name = cell.name
-    if engine.state is not EngineState.OPEN:
-        return f"{name} stays: its engine is {engine.state.value}"
+def is_supplied(run: RunState, *, num_steps: int) -> bool:
+    """Enough ready groups for the open step, or for the next `num_steps` of the burst."""
+    ready, num_wanted = run.groups.num_ready, _num_wanted(run, num_steps)
+    if run.config.is_streaming:
+        ready = min(ready, run.config.groups_per_step - run.num_assigned)
+    return ready >= num_wanted
+
+
+def _num_wanted(run: RunState, num_steps: int) -> float:
+    if run.config.is_streaming:
+        return run.config.min_supply_groups
+    to_come = run.groups.num_ready + run.groups.num_live
+    places = num_steps * run.config.groups_per_step - run.num_assigned
+    return max(1, run.policy.whole_supply(step=run.need, burst=min(places, to_come)))
+
+
+def why_not(run: RunState, cells: tuple[Cell, ...], now_s: float) -> str | None:
+    """In words, the first part of the test that these cells fail; None if they may leave now."""
+    verb = "stays" if len(cells) == 1 else "stay"
+    name = f"{names(cells)} {verb}"
+    for cell in cells:
+        state = run.engine_of(cell).state
+        if state is not EngineState.OPEN:
+            return f"{name}: the engine of {cell.name} is {state.value}"
     if run.executions.displaced:
-        return f"{cell.name} stays: {len(run.executions.displaced)} displaced executions come first"
-    remain, w = run.capacity - engine.slots, run.waterlevel
+        return f"{name}: {len(run.executions.displaced)} displaced executions come first"
+    remain, w = _remaining(run, cells), run.waterlevel
     if remain < w:
-        return f"{name} stays: w = {w} needs {w} slots, {remain} would remain"
+        return f"{name}: w = {w} needs {w} slots, {remain} would remain"
     if not run.supply.is_held(now_s):
-        ready, wanted = run.groups.num_ready, run.config.min_supply_groups
+        ready, wanted = run.groups.num_ready, _num_wanted(run, run.burst.num_left)
         held = "" if run.supply.since_s is None else f" for {now_s - run.supply.since_s:.1f} s"
-        return f"{name} stays: {ready} of {wanted:g} groups ready{held}"
+        return f"{name}: {ready} of {wanted:g} groups ready{held}"
     if now_s < run.not_before_s:
-        return f"{name} stays: its last transition was abandoned"
+        return f"{name}: a transition was abandoned a moment ago"
     return None
+
+
+def names(cells: Sequence[Cell]) -> str:
+    """Two and more consecutive cells as a range."""
+    if len(cells) == 1:
+        return cells[0].name
+    return f"cells {cells[0].cell} to {cells[-1].cell}"
 
 
 def is_moving(run: RunState) -> bool:
     """A transition in either direction is under way."""
-    if run.transition is not None:
-        return True
-    return any(cell.must_return or cell.role is CellRole.RETURNING for cell in run.cells)
+    return bool(run.transitions) or run.topology.is_moving
 
 
 def start_next(run: RunState, now_s: float) -> None:
-    """Rule 7 at this event; why the next cell stays is kept for the words of the plan."""
+    """Rule 7 at this event; why the next cells stay is kept for the words of the plan."""
     run.why_stays = None
     if run.burst.phase is not Phase.RUNNING or is_moving(run) or run.is_last_step_closing:
         return
-    cell = next_cell(run)
-    if cell is None:
+    cells = next_cells(run)
+    if not cells:
         return
-    run.why_stays = why_not(run, cell, now_s)
+    run.why_stays = why_not(run, cells, now_s)
     if run.why_stays is not None:
         return
-    engine = run.engine_of(cell)
     since_s = run.supply.since_s if run.supply.since_s is not None else now_s
     reason = (
-        f"{cell.name} leaves: w = {run.waterlevel} <= {run.capacity - engine.slots} slots left; "
-        f"{run.groups.num_ready} of {run.config.groups_per_step} groups ready "
-        f"for {now_s - since_s:.1f} s"
+        f"w = {run.waterlevel} <= {_remaining(run, cells)} slots left; {run.groups.num_ready} of "
+        f"{run.config.groups_per_step} groups ready for {now_s - since_s:.1f} s"
     )
-    cell.move(CellRole.LEAVING)
-    engine.move(EngineState.SHUT)
-    out = run.outbox
-    command = out.add(CloseDoor(command_id=out.new_id(), reason=reason, engine=engine.engine))
-    run.transition = Transition(cell=cell.cell, stage=LeavingStage.CLOSING_DOOR, command=command)
+    for cell in cells:
+        run.topology.move_cell(cell, CellRole.LEAVING)
+        run.topology.move_engine(run.engine_of(cell), EngineState.SHUT)
+        words = f"{cell.name} leaves: {reason}"
+        out = run.outbox
+        command = out.add(CloseDoor(command_id=out.new_id(), reason=words, engine=cell.engine))
+        run.transitions[cell.cell] = Transition(
+            cell=cell.cell, stage=LeavingStage.CLOSING_DOOR, command=command
+        )
+
+
+def _remaining(run: RunState, cells: tuple[Cell, ...]) -> int:
+    return run.capacity - sum(run.engine_of(cell).slots for cell in cells)
 
 
 def advance(run: RunState, now_s: float) -> None:
-    """Goes on from the answered stage; turns back if capacity was lost before the freeze."""
-    transition = run.transition
-    if transition is None:
-        return
-    if transition.is_before_freeze and run.capacity < run.waterlevel:
-        abandon(run)
-    transition = run.transition
-    if transition is None or not transition.is_answered or is_rerouting(run):
-        return
-    transition.is_answered = False
-    if transition.failure is not None:
-        _stage_failed(run, transition, now_s)
-    elif transition.is_abandoned:
-        turn_back(run, now_s)
-    else:
-        _stage_applied(run, transition, now_s)
+    """Goes on from the answered stages; turns back if capacity was lost before the freeze."""
+    for transition in tuple(run.transitions.values()):
+        if transition.is_before_freeze and run.capacity < run.waterlevel:
+            transition.is_abandoned = True
+        if not transition.is_answered or is_rerouting(run):
+            continue
+        transition.is_answered = False
+        if transition.failure is not None:
+            _stage_failed(run, transition, now_s)
+        elif transition.is_abandoned:
+            turn_back(run, transition, now_s)
+        else:
+            _stage_applied(run, transition, now_s)
 
 
 def _stage_applied(run: RunState, transition: Transition, now_s: float) -> None:
@@ -124,8 +147,8 @@ def _stage_applied(run: RunState, transition: Transition, now_s: float) -> None:
             _enter(run, transition)
         case LeavingStage.ENTERING:
             cell = run.cells[transition.cell]
-            cell.move(CellRole.TRAINING)
-            run.transition = None
+            run.topology.move_cell(cell, CellRole.TRAINING)
+            del run.transitions[cell.cell]
         case _:
             assert_never(transition.stage)
 
@@ -139,34 +162,33 @@ def _stage_failed(run: RunState, transition: Transition, now_s: float) -> None:
         return
     if transition.stage is LeavingStage.REROUTING:
         _undo_moves(run, transition)
-    turn_back(run, now_s)
+    turn_back(run, transition, now_s)
 
 
 def abandon(run: RunState) -> None:
-    """Turn back if nothing was frozen yet, as soon as the command under way is answered."""
-    if run.transition is not None and run.transition.is_before_freeze:
-        run.transition.is_abandoned = True
+    """Turn back where nothing was frozen yet, as soon as the command under way is answered."""
+    for transition in run.transitions.values():
+        if transition.is_before_freeze:
+            transition.is_abandoned = True
 
 
-def turn_back(run: RunState, now_s: float) -> None:
+def turn_back(run: RunState, transition: Transition, now_s: float) -> None:
     """The cell serves on; its door is opened with the next plan."""
-    if run.transition is None:
-        raise InvariantError("nothing to turn back")
-    cell = run.cells[run.transition.cell]
-    cell.move(CellRole.ROLLOUT)
-    cell.must_return = False
-    run.transition = None
+    cell = run.cells[transition.cell]
+    del run.transitions[cell.cell]
+    run.topology.move_cell(cell, CellRole.ROLLOUT)
+    run.topology.set_must_return(cell, is_asked=False)
     run.supply.restart()
     run.not_before_s = now_s + RETRY_AFTER_S
 
 
 def return_cells(run: RunState) -> None:
     """Cells in training that must return start to."""
-    for cell in run.cells:
-        if not cell.must_return or cell.role is not CellRole.TRAINING:
+    for cell in sorted(run.topology.must_return.values(), key=lambda one: one.cell):
+        if cell.role is not CellRole.TRAINING:
             continue
-        cell.must_return = False
-        cell.move(CellRole.RETURNING)
+        run.topology.set_must_return(cell, is_asked=False)
+        run.topology.move_cell(cell, CellRole.RETURNING)
         version = run.version if cell.cell == CORE else run.published_version
         run.engine_of(cell).due_version = version
         out = run.outbox
@@ -178,19 +200,22 @@ def return_cells(run: RunState) -> None:
 
 def returned(run: RunState, cell: Cell, version: int) -> None:
     """Its verified version is `version`; its door is still shut."""
-    cell.move(CellRole.ROLLOUT)
+    run.topology.move_cell(cell, CellRole.ROLLOUT)
     run.engine_of(cell).verified_version = version
 
 
-def enter_again(run: RunState) -> None:
-    """A restarted core goes straight back to training; it has nothing to move."""
-    cell = run.core
-    if not run.is_core_wanted or cell.role is not CellRole.ROLLOUT or run.transition is not None:
-        return
-    run.is_core_wanted = False
-    cell.move(CellRole.LEAVING)
-    command = _enter_command(run, cell, "the core was in training when it died")
-    run.transition = Transition(cell=cell.cell, stage=LeavingStage.ENTERING, command=command)
+def enter_bound(run: RunState) -> None:
+    """Cells that serve no rollout go straight to training; they have nothing to move."""
+    for cell in sorted(run.topology.to_enter.values(), key=lambda one: one.cell):
+        if not cell.is_wanted and run.burst.phase is not Phase.RUNNING:
+            continue
+        why = "it was in training when it died" if cell.is_wanted else "it always trains"
+        run.topology.move_cell(cell, CellRole.LEAVING)
+        run.topology.set_wanted(cell, is_wanted=False)
+        command = _enter_command(run, cell, f"{cell.name} enters: {why}")
+        run.transitions[cell.cell] = Transition(
+            cell=cell.cell, stage=LeavingStage.ENTERING, command=command
+        )
 
 
 def _reroute(run: RunState, transition: Transition, now_s: float) -> None:
@@ -199,18 +224,18 @@ def _reroute(run: RunState, transition: Transition, now_s: float) -> None:
     if not engine.live:
         _freeze(run, transition)
         return
-    destinations = [one for one in run.engines.values() if run.serves(one)]
+    destinations = [one for one in run.engines.values() if one.is_serving]
     moves = reserve(tuple(engine.live), destinations)
     if moves is None:
         words = f"{len(engine.live)} executions of {cell.name} do not fit elsewhere"
         if run.config.is_strict and run.capacity >= run.waterlevel:
             raise InvariantError(words)
-        turn_back(run, now_s)
+        turn_back(run, transition, now_s)
         return
     for execution_id, destination in moves:
         execution = run.executions.by_id[execution_id]
         release_slot(run, execution)
-        take_slot(execution, run.engines[destination])
+        take_slot(run, execution, run.engines[destination])
     out = run.outbox
     reason = f"{len(moves)} live executions move off {cell.name}"
     command = out.add(Reroute(command_id=out.new_id(), reason=reason, moves=moves))
@@ -249,4 +274,4 @@ def _undo_moves(run: RunState, transition: Transition) -> None:
             displace_one(run, execution)
             continue
         release_slot(run, execution)
-        take_slot(execution, source)
+        take_slot(run, execution, source)

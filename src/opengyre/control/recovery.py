@@ -29,9 +29,10 @@ from opengyre.control.commands import (
 )
 from opengyre.control.groups import Group, GroupState
 from opengyre.control.ids import GroupId
-from opengyre.control.run_state import CORE, RunState
+from opengyre.control.run_state import RunState
 from opengyre.control.slots import displace
 from opengyre.control.step_record import MemberState, Redo, StepRecord, StepState
+from opengyre.control.topology import CORE
 
 OF_ENGINE = (CloseDoor, Freeze, OpenDoor, Publish)
 OF_CELL = (EnterTraining, LeaveTraining, Admit)
@@ -47,16 +48,15 @@ def fence(run: RunState, engine: Engine, why: str) -> None:
 
 
 def fence_suspects(run: RunState) -> None:
-    for engine in run.engines.values():
-        if engine.suspicion is not None:
-            fence(run, engine, engine.suspicion)
+    for engine in tuple(run.topology.suspects.values()):
+        fence(run, engine, engine.suspicion or "")
 
 
 def lose(run: RunState, engine: Engine, why: str) -> None:
     """The process is gone: executions are displaced, its commands are answered by nobody."""
     displace(run, engine)
-    engine.move(EngineState.ABSENT)
-    engine.suspicion = None
+    run.topology.move_engine(engine, EngineState.ABSENT)
+    run.topology.clear_suspicion(engine)
     for command in run.outbox.pending():
         if _names(command, engine):
             run.outbox.revoke(command.command_id)
@@ -73,25 +73,25 @@ def _names(command: AnyCommand, engine: Engine) -> bool:
 
 
 def _lose_cell(run: RunState, cell: Cell, why: str) -> None:
-    if run.transition is not None and run.transition.cell == cell.cell:
-        run.transition = None
+    run.transitions.pop(cell.cell, None)
     role = cell.role
-    cell.must_return = False
-    cell.move(CellRole.ABSENT)
+    run.topology.move_cell(cell, CellRole.ABSENT)
+    run.topology.set_must_return(cell, is_asked=False)
     if cell.cell == CORE:
         _lose_core(run, role, why)
         return
-    cell.in_order = False
+    run.topology.set_order(cell, in_order=False)
     drop_member(run, cell.cell, f"{cell.name} died: {why}")
 
 
 def drop_member(run: RunState, cell: int, reason: str) -> None:
     """The member leaves the open step; the stream is told with the next plan."""
-    member = None if run.step is None else run.step.members.get(cell)
-    if member is None or member.state is MemberState.DROPPED:
+    step = run.step
+    member = None if step is None else step.members.get(cell)
+    if step is None or member is None or member.state is MemberState.DROPPED:
         return
     run.outbox.revoke(member.admit)
-    member.move(MemberState.DROPPED)
+    step.move_member(member, MemberState.DROPPED)
     member.drop_reason = reason
 
 
@@ -103,8 +103,8 @@ def tell_losses(run: RunState) -> None:
     run.steps_to_abandon.clear()
     if run.step is None:
         return
-    for member in run.step.members.values():
-        if member.state is not MemberState.DROPPED or member.drop is not None:
+    for member in run.step.members_by_state[MemberState.DROPPED].values():
+        if member.drop is not None:
             continue
         member.drop = out.add(
             DropMember(
@@ -131,10 +131,10 @@ def abandon_step(run: RunState, reason: str) -> None:
 def _lose_core(run: RunState, role: CellRole, why: str) -> None:
     """Everything since the last durable checkpoint is redone with the same groups."""
     run.num_core_losses += 1
-    has_satellites = any(cell.role is CellRole.TRAINING for cell in run.cells)
+    has_satellites = bool(run.topology.cells_by_role[CellRole.TRAINING])
     is_training = run.burst.phase in (Phase.RUNNING, Phase.CHECKPOINTING)
-    was_wanted = has_satellites or role is CellRole.TRAINING or run.is_core_wanted
-    run.is_core_wanted = is_training and was_wanted
+    was_wanted = has_satellites or role is CellRole.TRAINING or run.core.is_wanted
+    run.topology.set_wanted(run.core, is_wanted=is_training and was_wanted)
     run.checkpoint = run.expose = None
     run.is_exposed = False
     redo = [Redo(groups=one.groups, is_exact=True) for one in run.undurable if one.groups]
@@ -178,9 +178,8 @@ def watch_capacity(run: RunState, now_s: float) -> None:
     """The clocks of rule 10 and of a run that nothing can move on."""
     capacity = run.capacity
     run.short_since_s = _since(run.short_since_s, now_s, is_true=capacity < run.waterlevel)
-    is_lifeless = capacity == 0 < run.waterlevel and all(
-        engine.state is EngineState.ABSENT for engine in run.engines.values()
-    )
+    num_absent = len(run.topology.engines_by_state[EngineState.ABSENT])
+    is_lifeless = capacity == 0 < run.waterlevel and num_absent == len(run.engines)
     is_stuck = run.core.role is CellRole.ABSENT or is_lifeless
     run.stuck_since_s = _since(run.stuck_since_s, now_s, is_true=is_stuck)
     stuck_s = 0.0 if run.stuck_since_s is None else now_s - run.stuck_since_s
@@ -199,21 +198,24 @@ def recall(run: RunState, now_s: float) -> None:
     """C_R < w has lasted: the last cell of the prefix goes back to rollout, the core last."""
     if run.burst.phase is not Phase.RUNNING or run.short_since_s is None:
         return
+    if not run.policy.can_recall or run.capacity >= run.waterlevel:
+        return
     lasted_s = now_s - run.short_since_s
-    is_about = any(cell.role in (CellRole.RETURNING, CellRole.LEAVING) for cell in run.cells)
+    by_role = run.topology.cells_by_role
+    is_about = bool(by_role[CellRole.RETURNING] or by_role[CellRole.LEAVING])
     if lasted_s < run.config.recall_after_s or is_about or run.is_last_step_closing:
         return
-    training = [cell for cell in run.cells if cell.role is CellRole.TRAINING]
-    if not training or training[-1].must_return:
+    last = max(by_role[CellRole.TRAINING], default=None)
+    if last is None or run.cells[last].must_return:
         return
-    cell = training[-1]
+    cell = run.cells[last]
     reason = (
         f"{cell.name} is recalled: w = {run.waterlevel} > {run.capacity} slots for {lasted_s:.0f} s"
     )
     if cell.cell == CORE:
         _recall_core(run, reason)
         return
-    cell.must_return = True
+    run.topology.set_must_return(cell, is_asked=True)
     drop_member(run, cell.cell, reason)
     tell_losses(run)
 
@@ -227,7 +229,7 @@ def _recall_core(run: RunState, reason: str) -> None:
     abandon_step(run, reason)
     tell_losses(run)
     if not run.undurable:
-        run.core.must_return = True
+        run.topology.set_must_return(run.core, is_asked=True)
         return
     out = run.outbox
     last = run.undurable[-1].step

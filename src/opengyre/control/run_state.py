@@ -2,14 +2,14 @@
 
 Owns: RunState and the few reads every rule needs. Must not know: any rule.
 Invariants: w is dispatched - finished; capacity counts engines in role rollout that are neither
-absent nor quarantined, and not a restarted core on its way back to training.
+absent nor quarantined, and no cell that is bound for training.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
 from opengyre.control.bursts import Burst
-from opengyre.control.cells import Cell, CellRole, Engine, EngineState
+from opengyre.control.cells import Cell, Engine
 from opengyre.control.config import SchedulerConfig
 from opengyre.control.counts import Counts
 from opengyre.control.executions import ExecutionBook
@@ -17,11 +17,11 @@ from opengyre.control.facts import Outcome
 from opengyre.control.groups import Group, GroupBook
 from opengyre.control.ids import CommandId, EngineId
 from opengyre.control.outbox import Outbox
+from opengyre.control.policies import POLICIES, Policy
 from opengyre.control.step_record import Redo, StepRecord, StepState
 from opengyre.control.supply import SupplyTimer
+from opengyre.control.topology import Topology
 from opengyre.control.transition import Transition
-
-CORE = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,8 +45,8 @@ class Committed:
 @dataclass(slots=True, kw_only=True)
 class RunState:
     config: SchedulerConfig
-    engines: dict[EngineId, Engine]
-    cells: list[Cell]
+    policy: Policy
+    topology: Topology
     supply: SupplyTimer
     version: int
     published_version: int
@@ -57,7 +57,7 @@ class RunState:
     outbox: Outbox = field(default_factory=Outbox)
     burst: Burst = field(default_factory=Burst)
     step: StepRecord | None = None
-    transition: Transition | None = None
+    transitions: dict[int, Transition] = field(default_factory=dict)
     ending: Ending | None = None
     undurable: list[Committed] = field(default_factory=list)
     redo: deque[Redo] = field(default_factory=deque)
@@ -67,7 +67,6 @@ class RunState:
     num_short_steps: int = 0
     num_empty_steps: int = 0
     num_core_losses: int = 0
-    is_core_wanted: bool = False
     checkpoint: CommandId | None = None
     expose: CommandId | None = None
     abandon: CommandId | None = None
@@ -76,11 +75,13 @@ class RunState:
     steps_to_abandon: list[tuple[int, str]] = field(default_factory=list)
     failure: str | None = None
     why_stays: str | None = None
+    next_cells: tuple[int, tuple[Cell, ...]] = (-1, ())
     stop_reason: str | None = None
     not_before_s: float = 0.0
     reroute_not_before_s: float = 0.0
     short_since_s: float | None = None
     stuck_since_s: float | None = None
+    publish_deadlines: list[tuple[float, int, EngineId]] = field(default_factory=list)
     is_dirty: bool = False
 
     @property
@@ -88,8 +89,20 @@ class RunState:
         return self.counts.waterlevel
 
     @property
+    def engines(self) -> dict[EngineId, Engine]:
+        return self.topology.engines
+
+    @property
+    def cells(self) -> list[Cell]:
+        return self.topology.cells
+
+    @property
     def core(self) -> Cell:
-        return self.cells[CORE]
+        return self.topology.core
+
+    @property
+    def capacity(self) -> int:
+        return self.topology.capacity
 
     @property
     def steps_left(self) -> int:
@@ -111,28 +124,8 @@ class RunState:
         """A late, doubled or fenced fact: counted, without effect."""
         self.refused[why] = self.refused.get(why, 0) + 1
 
-    def serves(self, engine: Engine) -> bool:
-        """True if its slots count in the capacity C_R."""
-        if engine.state in (EngineState.ABSENT, EngineState.QUARANTINED):
-            return False
-        if engine.cell == CORE and self.is_core_wanted:
-            return False
-        return engine.cell is None or self.cells[engine.cell].role is CellRole.ROLLOUT
-
-    @property
-    def capacity(self) -> int:
-        slots = 0
-        for engine in self.engines.values():
-            if engine.state is EngineState.ABSENT or engine.state is EngineState.QUARANTINED:
-                continue
-            if engine.cell is None or self.cells[engine.cell].role is CellRole.ROLLOUT:
-                slots += engine.slots
-        if self.is_core_wanted and self.core.role is CellRole.ROLLOUT:
-            slots -= self.engine_of(self.core).slots
-        return slots
-
     def engine_of(self, cell: Cell) -> Engine:
-        return self.engines[cell.engine]
+        return self.topology.engine_of(cell)
 
     @property
     def is_last_step_closing(self) -> bool:
@@ -142,18 +135,12 @@ class RunState:
 
 
 def new_run_state(config: SchedulerConfig) -> RunState:
-    """Nothing is up yet. Standalone engines stay longest, then cells from the last to the core."""
-    engines = {}
-    for index, spec in enumerate(config.engines):
-        stay = index if spec.cell is None else len(config.engines) + config.num_cells - spec.cell
-        engines[spec.engine] = Engine(
-            engine=spec.engine, slots=spec.slots, cell=spec.cell, stay=stay
-        )
-    by_cell = {spec.cell: spec.engine for spec in config.engines if spec.cell is not None}
+    """Nothing is up yet."""
+    policy = POLICIES[config.policy]
     return RunState(
         config=config,
-        engines=engines,
-        cells=[Cell(cell=number, engine=by_cell[number]) for number in range(config.num_cells)],
+        policy=policy,
+        topology=Topology(config, num_fixed=policy.num_fixed(config)),
         supply=SupplyTimer(hold_s=config.supply_hold_s),
         version=config.initial_version,
         published_version=config.initial_version,

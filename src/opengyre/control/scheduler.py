@@ -1,4 +1,4 @@
-"""The control plane of policy `elastic`: facts in, plan out.
+"""The control plane: facts in, plan out.
 
 Owns: the order in which rules look at the state. Must not know: clocks, processes, files; time
 is an argument. Invariants: the same facts at the same times give the same plans; `observe`
@@ -65,7 +65,7 @@ def _look(run: RunState, now_s: float) -> None:
         _clocks(run, now_s)
         moves.advance(run, now_s)
         boundary.advance(run, now_s)
-        moves.enter_again(run)
+        moves.enter_bound(run)
         steps.advance(run, now_s)
         moves.update_supply(run, now_s)
         recovery.recall(run, now_s)

@@ -84,6 +84,23 @@ class StepRecord:
     members: dict[int, Member] = field(default_factory=dict)
     revision: int = -1
     blocked_by: int | None = None
+    members_by_state: dict[MemberState, dict[int, Member]] = field(
+        default_factory=lambda: {state: {} for state in MemberState}
+    )
+
+    def add_member(self, member: Member) -> None:
+        self.members[member.cell] = member
+        self.members_by_state[member.state][member.cell] = member
+
+    def move_member(self, member: Member, state: MemberState) -> None:
+        del self.members_by_state[member.state][member.cell]
+        member.move(state)
+        self.members_by_state[state][member.cell] = member
+
+    @property
+    def next_to_join(self) -> Member | None:
+        """The one that must join first: all have the same time, so the first that was asked."""
+        return next(iter(self.members_by_state[MemberState.ADMITTING].values()), None)
 
     def move(self, state: StepState) -> None:
         if state not in STEP_TRANSITIONS[self.state]:

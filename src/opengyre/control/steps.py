@@ -15,7 +15,7 @@ from opengyre.control.groups import Group, GroupState
 from opengyre.control.ids import GroupId
 from opengyre.control.members import cancel
 from opengyre.control.recovery import drop_member
-from opengyre.control.run_state import CORE, Committed, RunState
+from opengyre.control.run_state import Committed, RunState
 from opengyre.control.staleness import Places, VersionLoad, choose
 from opengyre.control.step_record import Member, MemberState, StepRecord, StepState
 
@@ -41,10 +41,9 @@ def advance(run: RunState, now_s: float) -> None:
 def check_join_deadlines(run: RunState, now_s: float) -> None:
     if run.step is None:
         return
-    for member in run.step.members.values():
-        if member.state is MemberState.ADMITTING and now_s >= member.deadline_s:
-            waited_s = run.config.join_deadline_s
-            drop_member(run, member.cell, f"it did not join within {waited_s:.0f} s")
+    waited_s = run.config.join_deadline_s
+    while (member := run.step.next_to_join) is not None and now_s >= member.deadline_s:
+        drop_member(run, member.cell, f"it did not join within {waited_s:.0f} s")
 
 
 def committed(run: RunState, step: StepRecord, version: int) -> None:
@@ -80,6 +79,7 @@ def _open_next(run: RunState) -> None:
         is_exact=redo is not None and redo.is_exact,
     )
     run.step = step
+    run.topology.gather_joiners()
     out = run.outbox
     words = f"step {burst.num_done + 1} of {burst.num_steps} in burst {burst.number}"
     reason = words if redo is None else f"{words}, again with {len(redo.groups)} groups"
@@ -107,24 +107,30 @@ def _drop(run: RunState, group: Group) -> None:
 
 
 def _admit(run: RunState, step: StepRecord, now_s: float) -> None:
+    if not run.topology.unjoined:
+        return
     out = run.outbox
-    for cell in run.cells:
-        is_free = cell.role is CellRole.TRAINING and not cell.must_return
-        if cell.cell == CORE or not is_free or cell.cell in step.members:
+    joiners = sorted(run.topology.unjoined.values(), key=lambda one: one.cell)
+    run.topology.unjoined.clear()
+    for cell in joiners:
+        if cell.cell in step.members:
             continue
         reason = f"{cell.name} joins with {len(step.assigned)} groups assigned, {run.need} to come"
         admit = out.add(
             Admit(command_id=out.new_id(), reason=reason, step=step.step, cell=cell.cell)
         )
         deadline_s = now_s + run.config.join_deadline_s
-        step.members[cell.cell] = Member(cell=cell.cell, deadline_s=deadline_s, admit=admit)
+        step.add_member(Member(cell=cell.cell, deadline_s=deadline_s, admit=admit))
 
 
 def _offer(run: RunState, step: StepRecord) -> None:
     if step.revision == run.groups.revision:
         return
     step.revision = run.groups.revision
-    for group in _may_take(run, step):
+    more = _may_take(run, step)
+    if _is_gated(run, step, len(more)):
+        return
+    for group in more:
         step.offered[group.group] = group
     offered = sorted(step.offered.values(), key=lambda group: (group.version, group.number))
     listed = tuple(group.group for group in offered)
@@ -134,6 +140,13 @@ def _offer(run: RunState, step: StepRecord) -> None:
     out = run.outbox
     words = f"{run.groups.num_ready} ready, {len(step.assigned)} assigned, {run.need} needed"
     out.add(Offer(command_id=out.new_id(), reason=words, step=step.step, groups=listed))
+
+
+def _is_gated(run: RunState, step: StepRecord, num_more: int) -> bool:
+    """Without streaming nothing is offered before the whole step can be."""
+    if run.config.is_streaming or step.fixed is not None:
+        return False
+    return len(step.offered) + num_more < run.need
 
 
 def _may_take(run: RunState, step: StepRecord) -> list[Group]:
@@ -170,7 +183,8 @@ def _loads(run: RunState, held: Container[GroupId]) -> list[VersionLoad]:
 
 def _is_dropping(run: RunState, step: StepRecord) -> bool:
     """A member is being dropped: groups may still come back before that is answered."""
-    return any(run.outbox.is_pending(member.drop) for member in step.members.values())
+    dropped = step.members_by_state[MemberState.DROPPED].values()
+    return any(run.outbox.is_pending(member.drop) for member in dropped)
 
 
 def _close(run: RunState, step: StepRecord) -> None:

@@ -29,7 +29,8 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerView:
-    """`threshold` is the highest w at which `next_cell` may leave: C_R - C_e. A cell that is
+    """`threshold` is the highest w at which `next_cell` (under colocate: all that go together) may
+    leave: C_R - C_e. A cell that is
     returning may still be on its way into training. `steps_done` and
     the counts are of the whole run; `step` counts from 1."""
 
@@ -69,8 +70,8 @@ class SchedulerView:
 
 
 def take_view(run: RunState) -> SchedulerView:
-    following = moves.next_cell(run)
-    threshold = None if following is None else run.capacity - run.engine_of(following).slots
+    following = moves.next_cells(run)
+    leaving = sum(run.engine_of(cell).slots for cell in following)
     groups, step = run.groups.num_by_state, run.step
     return SchedulerView(
         phase=run.burst.phase,
@@ -85,8 +86,8 @@ def take_view(run: RunState) -> SchedulerView:
         finished=run.counts.finished,
         waterlevel=run.waterlevel,
         capacity=run.capacity,
-        next_cell=None if following is None else following.cell,
-        threshold=threshold,
+        next_cell=following[0].cell if following else None,
+        threshold=run.capacity - leaving if following else None,
         role_by_cell=tuple(cell.role for cell in run.cells),
         is_returning_by_cell=tuple(
             cell.must_return or cell.role is CellRole.RETURNING for cell in run.cells

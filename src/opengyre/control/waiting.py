@@ -4,12 +4,16 @@ Owns: the words and the wake-up time. Must not know: how either is used.
 Invariant: the order of the words is fixed; reading changes nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from opengyre.control import publication
 from opengyre.control.bursts import Phase
 from opengyre.control.cells import CellRole, EngineState
 from opengyre.control.run_state import RunState
 from opengyre.control.step_record import MemberState, StepRecord, StepState
+from opengyre.control.transition import LeavingStage
+
+NUM_NAMED = 4
 
 
 def words(run: RunState) -> tuple[str, ...]:
@@ -21,8 +25,8 @@ def words(run: RunState) -> tuple[str, ...]:
 def _of_run(run: RunState) -> Iterator[str]:
     phase = run.burst.phase
     if phase is Phase.STARTING:
-        late = [one.engine for one in run.engines.values() if one.state is EngineState.ABSENT]
-        yield f"start waits for {', '.join(late)}"
+        late = run.topology.engines_by_state[EngineState.ABSENT]
+        yield f"start waits for {_few(late)}"
     elif phase in (Phase.CHECKPOINTING, Phase.EXPOSING):
         yield f"boundary waits for {phase.value} version {run.version}"
     elif phase is Phase.FINAL_EVAL:
@@ -46,9 +50,11 @@ def _of_step(run: RunState) -> Iterator[str]:
             f"{run.groups.num_ready} ready, {run.groups.num_live} live"
         )
         yield from _blocked(run, step)
-    for member in step.members.values():
-        if member.state is MemberState.ADMITTING:
-            yield f"step {step.step} waits for cell {member.cell} to join"
+        if not run.config.is_streaming and not step.assigned:
+            yield f"step {step.step} starts when all {run.need} groups are ready"
+    joining = step.members_by_state[MemberState.ADMITTING]
+    if joining:
+        yield f"step {step.step} waits for {_few(run.cells[one].name for one in joining)} to join"
 
 
 def _blocked(run: RunState, step: StepRecord) -> Iterator[str]:
@@ -63,21 +69,35 @@ def _blocked(run: RunState, step: StepRecord) -> Iterator[str]:
 
 
 def _of_cells(run: RunState) -> Iterator[str]:
-    for cell in run.cells:
-        if cell.role is CellRole.ROLLOUT:
-            continue
-        if cell.role is CellRole.RETURNING:
-            yield f"{cell.name} is returning to rollout"
-        elif cell.role is CellRole.ABSENT and run.burst.phase is not Phase.STARTING:
-            yield f"{cell.name} is dead and not started again yet"
-    for engine in run.engines.values():
-        if engine.state is EngineState.QUARANTINED:
-            yield f"{engine.engine} is quarantined: version {engine.due_version} is not verified"
-    if run.transition is not None:
-        cell = run.cells[run.transition.cell]
-        yield f"{cell.name} is leaving rollout: {run.transition.stage.value}"
-    elif run.why_stays is not None:
+    by_role, by_state = run.topology.cells_by_role, run.topology.engines_by_state
+    returning = by_role[CellRole.RETURNING]
+    if returning:
+        yield f"{_few_are(cell.name for cell in returning.values())} returning to rollout"
+    dead = by_role[CellRole.ABSENT]
+    if dead and run.burst.phase is not Phase.STARTING:
+        yield f"{_few_are(cell.name for cell in dead.values())} dead and not started again yet"
+    late = by_state[EngineState.QUARANTINED]
+    if late:
+        version = run.published_version
+        yield f"{_few_are(late)} quarantined: version {version} is not verified"
+    for stage in LeavingStage:
+        cells = [run.cells[one.cell] for one in run.transitions.values() if one.stage is stage]
+        if cells:
+            yield f"{_few_are(cell.name for cell in cells)} leaving rollout: {stage.value}"
+    if not run.transitions and run.why_stays is not None:
         yield run.why_stays
+
+
+def _few(names: Iterable[str]) -> str:
+    """At most a few names, and how many more there are."""
+    listed = list(names)
+    more = f" and {len(listed) - NUM_NAMED} more" if len(listed) > NUM_NAMED else ""
+    return f"{', '.join(listed[:NUM_NAMED])}{more}"
+
+
+def _few_are(names: Iterable[str]) -> str:
+    listed = list(names)
+    return f"{_few(listed)} {'is' if len(listed) == 1 else 'are'}"
 
 
 def _of_executions(run: RunState) -> Iterator[str]:
@@ -86,7 +106,7 @@ def _of_executions(run: RunState) -> Iterator[str]:
         yield f"{len(book.displaced)} displaced executions wait for a slot"
     if book.queue:
         yield f"{len(book.queue)} executions wait in the queue for a slot"
-    if run.short_since_s is not None and any(c.role is CellRole.TRAINING for c in run.cells):
+    if run.short_since_s is not None and run.topology.cells_by_role[CellRole.TRAINING]:
         yield f"capacity {run.capacity} is below w = {run.waterlevel}: nothing more may leave"
 
 
@@ -112,17 +132,14 @@ def _times(run: RunState) -> Iterator[float]:
         yield run.ending.deadline_s
     for wave in run.executions.waves:
         yield wave.deadline_s
-    for member in () if run.step is None else run.step.members.values():
-        if member.state is MemberState.ADMITTING:
-            yield member.deadline_s
+    member = None if run.step is None else run.step.next_to_join
+    if member is not None:
+        yield member.deadline_s
 
 
 def _times_of_engines(run: RunState) -> Iterator[float]:
-    config = run.config
     if run.stuck_since_s is not None:
-        yield run.stuck_since_s + config.lost_deadline_s
-    for engine in run.engines.values():
-        if engine.state is EngineState.PUBLISHING:
-            yield engine.due_since_s + config.publish_timeout_s
-        elif engine.state is EngineState.QUARANTINED:
-            yield engine.due_since_s + 2 * config.publish_timeout_s
+        yield run.stuck_since_s + run.config.lost_deadline_s
+    deadline_s = publication.next_deadline_s(run)
+    if deadline_s is not None:
+        yield deadline_s
