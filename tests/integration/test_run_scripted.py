@@ -186,3 +186,24 @@ def test_an_interrupted_run_ends_in_order_and_leaves_nothing(tmp_path: Path, tra
     assert f.Outcome.CANCELLED in driven.outcomes().values()
     assert_promises_are_kept(driven)
     assert_nothing_is_left(driven)
+
+
+POLICIES = {
+    "colocate": ("schedule.policy=colocate",),
+    "async without streaming": (
+        "schedule.policy=async",
+        "schedule.num_training_cells=2",
+        "schedule.streaming=false",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_run_under_another_policy_trains_every_step_and_replays_exactly(
+    name: str, tmp_path: Path, trails: Path
+) -> None:
+    driven = drive(tmp_path, trails, *SLOW_STEPS, *POLICIES[name])
+    assert driven.end.exit_code == 0
+    assert len(driven.all(StepReport)) == 6
+    assert set(driven.outcomes().values()) == {f.Outcome.COMPLETED}
+    assert_promises_are_kept(driven)

@@ -116,6 +116,8 @@ def test_a_refusal_is_one_line_with_key_value_and_what_was_expected(
         (["training.micro_step_tokens=100"], "training.micro_step_tokens = 100"),
         (["eval.path=tasks"], "eval.path"),
         (["eval.path=e", "eval.at_start=false", "eval.at_end=false"], "eval.every_bursts = 0"),
+        (["schedule.policy=async"], "schedule.num_training_cells = 0: expected 1 to 3"),
+        (["schedule.num_training_cells=1"], "schedule.num_training_cells = 1: expected 0"),
         (["topology.engine=scripted"], "engine.scripted.policy is missing"),
         (["topology.cell=emulated"], 'topology.cell = "emulated"'),
         (["harness.profile=command"], "harness.command = []"),

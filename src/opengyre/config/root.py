@@ -46,6 +46,7 @@ def find_problems(config: RunConfig) -> list[str]:
     """Rules that span several keys; each answer is one line: key = value: expected ..."""
     return [
         *_schedule_problems(config.schedule),
+        *_policy_problems(config),
         *_token_problems(config),
         *_task_problems(config),
         *_program_problems(config),
@@ -57,7 +58,7 @@ def config_warnings(config: RunConfig) -> list[str]:
     schedule, topology = config.schedule, config.topology
     ahead = schedule.run_ahead * schedule.groups_per_step * schedule.group_size
     free = topology.num_slots - topology.slots_per_cell
-    if ahead <= free:
+    if ahead <= free or schedule.policy != "elastic":
         return []
     return [
         f"schedule.run_ahead keeps {ahead} executions (phi*B*N) ahead, but only {free} slots "
@@ -85,6 +86,21 @@ def _schedule_problems(schedule: ScheduleConfig) -> list[str]:
             "while an engine loads"
         )
     return problems
+
+
+def _policy_problems(config: RunConfig) -> list[str]:
+    schedule, topology = config.schedule, config.topology
+    num, given = schedule.num_training_cells, "schedule.num_training_cells = "
+    if schedule.policy != "async":
+        where = 'only schedule.policy = "async" has a fixed split'
+        return [f"{given}{num}: expected 0; {where}"] if num else []
+    most = topology.num_cells if topology.num_standalone else topology.num_cells - 1
+    if 1 <= num <= most:
+        return []
+    return [
+        f"{given}{num}: expected 1 to {most} with async; the other engines of "
+        f"{topology.num_cells} cells and {topology.num_standalone} standalone ones roll out"
+    ]
 
 
 def _token_problems(config: RunConfig) -> list[str]:

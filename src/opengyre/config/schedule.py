@@ -44,7 +44,16 @@ class TopologyConfig(Section):
 class ScheduleConfig(Section):
     """Letters of the paper: N group_size, B groups_per_step, mu steps_per_burst, phi run_ahead."""
 
-    policy: Literal["elastic"] = Field(default="elastic", description="how cells change roles")
+    policy: Literal["elastic", "colocate", "async"] = Field(
+        default="elastic",
+        description="how cells change roles: one by one, all together, or never",
+    )
+    streaming: bool = Field(
+        default=True, description="train groups as they get ready; false: a step starts whole"
+    )
+    num_training_cells: int = Field(
+        default=0, ge=0, le=64, description="async only: cells 0..n-1 always train, others never"
+    )
     group_size: int = Field(
         default=8, ge=2, le=1024, description="N, executions of one task in a group"
     )

@@ -119,7 +119,6 @@ def _begin_burst(run: RunState, *, is_final: bool, num_eval: int) -> None:
     burst.num_steps = min(run.config.steps_per_burst, run.steps_left)
     burst.num_done = burst.num_skipped = 0
     run.num_core_losses = 0
-    run.supply.restart()
     run.is_dirty = True
     if not is_final:
         burst.move(Phase.RUNNING)

@@ -74,7 +74,7 @@ def why_not(run: RunState, cells: tuple[Cell, ...], now_s: float) -> str | None:
         held = "" if run.supply.since_s is None else f" for {now_s - run.supply.since_s:.1f} s"
         return f"{name}: {ready} of {wanted:g} groups ready{held}"
     if now_s < run.not_before_s:
-        return f"{name}: a transition was abandoned a moment ago"
+        return f"{name}: a transition failed a moment ago"
     return None
 
 
@@ -86,8 +86,10 @@ def names(cells: Sequence[Cell]) -> str:
 
 
 def is_moving(run: RunState) -> bool:
-    """A transition in either direction is under way."""
-    return bool(run.transitions) or run.topology.is_moving
+    """A transition in either direction is under way; inside a burst only a recalled core waits
+    for a checkpoint."""
+    is_recalling = run.burst.phase is Phase.RUNNING and run.outbox.is_pending(run.checkpoint)
+    return bool(run.transitions) or run.topology.is_moving or is_recalling
 
 
 def start_next(run: RunState, now_s: float) -> None:
@@ -132,7 +134,7 @@ def advance(run: RunState, now_s: float) -> None:
         if transition.failure is not None:
             _stage_failed(run, transition, now_s)
         elif transition.is_abandoned:
-            turn_back(run, transition, now_s)
+            turn_back(run, transition)
         else:
             _stage_applied(run, transition, now_s)
 
@@ -162,7 +164,8 @@ def _stage_failed(run: RunState, transition: Transition, now_s: float) -> None:
         return
     if transition.stage is LeavingStage.REROUTING:
         _undo_moves(run, transition)
-    turn_back(run, transition, now_s)
+    turn_back(run, transition)
+    run.not_before_s = now_s + RETRY_AFTER_S
 
 
 def abandon(run: RunState) -> None:
@@ -172,14 +175,12 @@ def abandon(run: RunState) -> None:
             transition.is_abandoned = True
 
 
-def turn_back(run: RunState, transition: Transition, now_s: float) -> None:
+def turn_back(run: RunState, transition: Transition) -> None:
     """The cell serves on; its door is opened with the next plan."""
     cell = run.cells[transition.cell]
     del run.transitions[cell.cell]
     run.topology.move_cell(cell, CellRole.ROLLOUT)
     run.topology.set_must_return(cell, is_asked=False)
-    run.supply.restart()
-    run.not_before_s = now_s + RETRY_AFTER_S
 
 
 def return_cells(run: RunState) -> None:
@@ -230,7 +231,8 @@ def _reroute(run: RunState, transition: Transition, now_s: float) -> None:
         words = f"{len(engine.live)} executions of {cell.name} do not fit elsewhere"
         if run.config.is_strict and run.capacity >= run.waterlevel:
             raise InvariantError(words)
-        turn_back(run, transition, now_s)
+        turn_back(run, transition)
+        run.not_before_s = now_s + RETRY_AFTER_S
         return
     for execution_id, destination in moves:
         execution = run.executions.by_id[execution_id]

@@ -125,7 +125,6 @@ def abandon_step(run: RunState, reason: str) -> None:
     for group in step.assigned.values():
         run.groups.move(group, GroupState.READY)
     run.steps_to_abandon.append((step.step, reason))
-    run.supply.restart()
 
 
 def _lose_core(run: RunState, role: CellRole, why: str) -> None:

@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from opengyre.config.root import RunConfig, config_warnings
-from opengyre.control.config import EngineSpec, Overdue, SchedulerConfig
+from opengyre.control.config import EngineSpec, Overdue, PolicyName, SchedulerConfig
 from opengyre.control.ids import cell_engine_id, standalone_engine_id
 from opengyre.harness.profiles import Command, GyreAgent, check_command
 from opengyre.harness.selftest import SandboxReport
@@ -102,6 +102,9 @@ def scheduler_config(config: RunConfig, num_eval: int) -> SchedulerConfig:
         num_cells=topology.num_cells,
         engines=cells + standalone,
         num_steps=config.run.num_steps,
+        policy=PolicyName(schedule.policy),
+        is_streaming=schedule.streaming,
+        num_training_cells=schedule.num_training_cells,
         group_size=schedule.group_size,
         groups_per_step=schedule.groups_per_step,
         steps_per_burst=schedule.steps_per_burst,

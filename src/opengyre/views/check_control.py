@@ -9,6 +9,7 @@ from typing import Protocol
 
 from opengyre.control import commands as c
 from opengyre.control import facts as f
+from opengyre.control.config import PolicyName
 from opengyre.store import observations as seen
 from opengyre.store.journal import Row
 from opengyre.store.observations import Role
@@ -175,23 +176,26 @@ class Coverage:
 
     def see(self, row: Row, state: RunState) -> None:
         if isinstance(row.value, c.Plan):
-            for command in row.value.commands:
-                if isinstance(command, c.CloseDoor):
-                    self._check_begin(row, state, state.engine(command.engine).cell)
-        if state.cells(Role.LEAVING, Role.TRAINING):
+            closing = [one for one in row.value.commands if isinstance(one, c.CloseDoor)]
+            if closing:
+                self._check_begin(row, state, [state.engine(one.engine).cell for one in closing])
+        if any(_changes_role(state, one) for one in state.cells(Role.LEAVING, Role.TRAINING)):
             self._check_cover(row, state)
 
     def finish(self, state: RunState) -> CheckResult:
         return self._findings.result()
 
-    def _check_begin(self, row: Row, state: RunState, cell: int | None) -> None:
-        """Strict: what is left after the cell covers w, and no other transition is under way."""
+    def _check_begin(self, row: Row, state: RunState, cells: list[int | None]) -> None:
+        """Strict: what is left after the cells covers w, and no other transition is under way."""
+        named = " and ".join(f"cell {one} leaves" for one in cells)
         others = state.cells(Role.LEAVING, Role.RETURNING)
-        if others != [cell]:
-            words = f"cell {cell} leaves while a transition of {others} is under way"
+        if others != cells:
+            words = f"{named} while a transition of {others} is under way"
             self._findings.broken(f"row {row.seq}: {words}")
+        if len(cells) > 1 and _policy(state) is not PolicyName.COLOCATE:
+            self._findings.broken(f"row {row.seq}: {named}, together")
         waterlevel = state.counts.waterlevel
-        words = f"cell {cell} leaves with w = {waterlevel} and {state.capacity} slots left"
+        words = f"{named} with w = {waterlevel} and {state.capacity} slots left"
         self._findings.expect(state.capacity >= waterlevel, f"row {row.seq}: {words}")
 
     def _check_cover(self, row: Row, state: RunState) -> None:
@@ -253,6 +257,16 @@ class TrainingPrefix:
         is_allowed = is_death or is_recall or self._boundaries.is_boundary
         words = f"cell {cell} stops training inside a burst, before {max(self._training)}"
         self._findings.expect(is_allowed, f"row {row.seq}: {words}")
+
+
+def _policy(state: RunState) -> PolicyName:
+    started = state.started
+    told = None if started is None else started.scheduler.get("policy")
+    return PolicyName.ELASTIC if told is None else PolicyName(told)
+
+
+def _changes_role(state: RunState, cell: int) -> bool:
+    return not state.engine_of_cell(cell).always_trains
 
 
 def _all_cells(state: RunState) -> list[int]:

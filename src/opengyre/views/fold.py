@@ -120,11 +120,15 @@ class Fold:
         match value:
             case seen.RunStarted():
                 self.state.started = value
+                num_fixed = int(value.scheduler.get("num_training_cells", 0))
                 for spec in value.engines:
-                    self.state.engines.setdefault(
-                        spec.engine,
-                        EngineView(engine=spec.engine, cell=spec.cell, slots=spec.slots),
+                    view = EngineView(
+                        engine=spec.engine,
+                        cell=spec.cell,
+                        slots=spec.slots,
+                        always_trains=spec.cell is not None and spec.cell < num_fixed,
                     )
+                    self.state.engines.setdefault(spec.engine, view)
             case seen.RunEnded():
                 self.state.ended = value
             case seen.LaunchRecorded():

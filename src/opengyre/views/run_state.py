@@ -57,6 +57,7 @@ class EngineView:
     cell: int | None
     slots: int
     role: Role = Role.STARTING
+    always_trains: bool = False
     is_quarantined: bool = False
     is_publishing: bool = False
     publishing_since_s: float = 0.0
@@ -67,7 +68,7 @@ class EngineView:
 
     @property
     def counts_for_capacity(self) -> bool:
-        return self.role is Role.ROLLOUT and not self.is_quarantined
+        return self.role is Role.ROLLOUT and not self.is_quarantined and not self.always_trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
