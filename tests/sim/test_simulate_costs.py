@@ -153,7 +153,9 @@ def test_a_tool_call_goes_on_while_the_door_is_shut() -> None:
 
 
 def test_a_held_request_loses_the_time_of_the_publication_and_no_work() -> None:
-    scenario = with_costs(make_scenario(), "publication", load_s=100.0)
+    """No cell leaves while a door is shut, so that each is held for the whole of it."""
+    scenario = make_scenario(config=make_config(supply_hold_s=200.0))
+    scenario = with_costs(scenario, "publication", load_s=100.0)
     scenario = with_costs(scenario, "tools", start_tokens=0, tokens_per_s=0.0, share=0.0)
     result, rows = recorded(with_costs(scenario, "engine", kv_move_tokens_per_s=1e12))
     num_held = round(result.stalled_s / 100.0)

@@ -64,7 +64,7 @@ def test_a_run_trains_every_step(name: str, runs) -> None:
     result, _ = runs[name]
     assert not result.failed, result.reason
     assert result.num_steps == 6
-    assert len(result.step_times) == 6 - result.num_empty
+    assert 6 - result.num_empty <= len(result.step_times) <= 6
     assert list(result.step_times) == sorted(result.step_times)
 
 

@@ -10,6 +10,9 @@ from statistics import NormalDist
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+# Odd 64-bit numbers without structure: keys of small counters do not meet.
+_SEED, _PURPOSE = 0xD1342543DE82EF95, 0xAF251AF3B0F025B5
+_FIRST, _SECOND = 0x2545F4914F6CDD1D, 0xDA942042E4DD58B5
 _STANDARD_NORMAL = NormalDist()
 
 
@@ -29,8 +32,8 @@ class Purpose(IntEnum):
 
 def uniform(seed: int, purpose: Purpose, first: int, second: int = 0) -> float:
     """A number in the open interval (0, 1)."""
-    state = _mixed(_mixed(_mixed(_mixed(seed) ^ purpose) ^ (first & _MASK)) ^ (second & _MASK))
-    return ((state >> 11) + 0.5) * 2.0**-53
+    key = seed * _SEED + purpose * _PURPOSE + first * _FIRST + second * _SECOND
+    return ((_mixed(_mixed(key)) >> 11) + 0.5) * 2.0**-53
 
 
 def normal(seed: int, purpose: Purpose, first: int, second: int = 0) -> float:
