@@ -147,7 +147,7 @@ class Search:
         wanted = {one.model_dump_json(): one for one in configs.values()}
         new = {key: one for key, one in wanted.items() if key not in self._known}
         for key, ran in zip(new, self._bench.run(list(new.values())), strict=True):
-            self._known[key] = (ran.row.wall_s, ran.row.slack)
+            self._known[key] = (ran.row.wall_s, ran.row.means["slack"])
         return [self._trial(case, configs) for case in cases]
 
     def _trial(
@@ -187,6 +187,18 @@ class Search:
             best = found
         return best
 
+    def sensitivity(self, at: Trial) -> list[str]:
+        """Change of each row's ratio, and of the idle share, by one step of each parameter."""
+        rows = [row for row in PUBLISHED if row != "E0"]
+        lines = [f"{'step of':<22}" + "".join(f"{name:>8}" for name in (*rows, "slack"))]
+        jacobian = self._jacobian(at)
+        for place, one in enumerate(PARAMETERS):
+            *ratios, slack = jacobian[:, place]
+            cells = "".join(f"{value * RATIO_SCALE:>+8.1%}" for value in ratios)
+            name = f"{one.name} +{one.step:g}"
+            lines.append(f"{name:<22}{cells}{slack * SLACK_SCALE:>+8.3f}")
+        return lines
+
     def _jacobian(self, at: Trial) -> np.ndarray:
         """Columns: change of the residuals by one step of each parameter."""
         moved = [_moved(at.point, place) for place in range(len(PARAMETERS))]
@@ -215,19 +227,20 @@ def _moved(point: Point, place: int) -> tuple[Point, float]:
     return tuple(values), sign
 
 
-def frozen(text: str, settings: Mapping[str, float]) -> str:
-    """fit.toml with the values of `settings`; comments and all other lines stay."""
-    section, lines = "", []
-    for line in text.splitlines():
-        name, equals, rest = line.partition(" = ")
+def freeze(name: str, settings: Mapping[str, float]) -> None:
+    """Put the values into the file; its comments and all other lines stay."""
+    path, section, lines = FOLDER / name, "", []
+    for line in path.read_text().splitlines():
+        key, equals, rest = line.partition(" = ")
         if line.startswith("["):
-            section = line.strip("[]")
-        key = f"{section}.{name}"
-        if equals and key in settings:
-            _, hash_mark, comment = rest.partition("  #")
-            line = f"{name} = {settings[key]}{hash_mark}{comment}"
-        lines.append(line)
-    return "\n".join(lines) + "\n"
+            section = line.split("]")[0].strip("[")
+        value = settings.get(f"{section}.{key}") if equals else None
+        if value is None:
+            lines.append(line)
+            continue
+        _, mark, comment = rest.partition("#")
+        lines.append(f"{key} = {value}" + (f"  {mark}{comment}" if mark else ""))
+    path.write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:
@@ -245,11 +258,12 @@ def main() -> None:
             print(f"start {start.words()}", flush=True)
             found.append(search.descend(start, options.rounds))
             print(f"found {found[-1].words()}", flush=True)
-    best = min(found, key=lambda one: one.cost)
-    print(f"best  {best.words()}")
+        best = min(found, key=lambda one: one.cost)
+        print(f"best  {best.words()}")
+        print("\n".join(search.sensitivity(best)), flush=True)
     if options.write:
-        path = FOLDER / "fit.toml"
-        path.write_text(frozen(path.read_text(), shared_settings(best.point, best.target)))
+        freeze("fit.toml", shared_settings(best.point, best.target))
+        freeze("async.toml", {"schedule.num_training_cells": best.split})
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class SimulateOptions:
         typer.Option("--compare", metavar="P,P,..", help="these policies on the same trace"),
     ] = None
     best_static: Annotated[
-        bool, typer.Option("--best-static", help="async takes its best split, and says which")
+        bool, typer.Option("--best-static", help="tune the policies that are not elastic, say how")
     ] = False
     table: Annotated[
         bool, typer.Option("--table", help="published times beside ours, for a folder")
@@ -86,22 +86,43 @@ simulate = command_of(SimulateOptions, run)
 
 
 def _check(options: SimulateOptions) -> None:
-    if options.as_json and options.as_csv:
-        raise ConfigError("--json --csv: expected one of them")
-    if options.policy and options.compare:
-        raise ConfigError("--policy --compare: expected one of them")
-    if options.best_static and not options.compare:
-        raise ConfigError("--best-static: expected --compare with async in its list beside it")
-    for flag, value in (("--policy", options.policy), ("--compare", options.compare)):
-        for name in (value or "").split(",") if value is not None else ():
-            if name not in POLICIES:
-                raise ConfigError(f"{flag} {value}: expected {', '.join(POLICIES)}")
-    if options.table and (options.policy or options.compare or options.from_run):
-        raise ConfigError("--table: expected no --policy, --compare or --from beside it")
-    if options.table and not options.scenario.is_dir():
-        raise ConfigError(f"--table {options.scenario}: expected a folder of scenario files")
-    if options.compare and options.scenario.is_dir():
-        raise ConfigError(f"--compare {options.scenario}: expected one scenario file, no folder")
+    """What the options say about each other. Raises ConfigError."""
+    is_folder = options.scenario.is_dir()
+    has_table, compare = options.table, options.compare
+    for is_wrong, words in (
+        (options.as_json and options.as_csv, "--json --csv: expected one of them"),
+        (options.policy and compare, "--policy --compare: expected one of them"),
+        (
+            options.best_static and not compare,
+            "--best-static: expected --compare and a list of policies beside it",
+        ),
+        (
+            has_table and (options.policy or compare or options.from_run),
+            "--table: expected no --policy, --compare or --from beside it",
+        ),
+        (
+            has_table and not is_folder,
+            f"--table {options.scenario}: expected a folder of scenario files",
+        ),
+        (
+            compare and is_folder,
+            f"--compare {options.scenario}: expected one scenario file, no folder",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError(words)
+    _check_policies("--policy", options.policy)
+    _check_policies("--compare", compare)
+
+
+def _check_policies(flag: str, value: str | None) -> None:
+    if value is None:
+        return
+    names = value.split(",")
+    if unknown := [name for name in names if name not in POLICIES]:
+        raise ConfigError(f"{flag} {value}: expected {', '.join(POLICIES)}, not {unknown[0]!r}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{flag} {value}: expected each policy once")
 
 
 def _configs(options: SimulateOptions) -> list["SimulationConfig"]:
@@ -139,7 +160,7 @@ def _recorded(run_path: Path) -> "Workload":
 def _runs(
     configs: list["SimulationConfig"], bench: "Bench", options: SimulateOptions
 ) -> list["Ran"]:
-    from opengyre.simulate.compare import compare, under
+    from opengyre.simulate.compare import compare, shape_words, under
 
     if options.compare is not None:
         policies = cast("list[PolicyName]", options.compare.split(","))
@@ -147,12 +168,12 @@ def _runs(
     if options.policy is None:
         return bench.run(configs)
     chosen = [under(one, cast("PolicyName", options.policy)) for one in configs]
-    return bench.run([config for config, _ in chosen], [note for _, note in chosen])
+    return bench.run(chosen, [shape_words(one) for one in chosen])
 
 
 def _print_runs(runs: list["Ran"], options: SimulateOptions) -> None:
     from opengyre.cli.simulated_lanes import lane_lines, write_lanes
-    from opengyre.simulate.table import as_csv, as_json, text_cells
+    from opengyre.simulate.table import as_csv, as_json, text_rows
     from opengyre.views.tables import table
 
     reference = runs[0].row
@@ -164,7 +185,7 @@ def _print_runs(runs: list["Ran"], options: SimulateOptions) -> None:
     if options.as_json or options.as_csv:
         _print_data(rows, csv_text, options)
     else:
-        lines = table([text_cells(one.row, reference) for one in runs])
+        lines = table(text_rows([one.row for one in runs], reference))
         notes = [f"{one.row.name} {one.row.policy}: {one.row.note}" for one in runs if one.row.note]
         _print_lines([*lines, *notes, *lane_lines(runs)])
     if failed := next((one.row for one in runs if one.row.reason), None):

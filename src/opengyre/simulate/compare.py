@@ -72,30 +72,32 @@ def compare(
     *,
     is_best_static: bool,
 ) -> list[Ran]:
-    """One entry a policy. With `is_best_static` async takes its best split, by mean wall time,
-    among (mu, phi) as given and (1, phi + mu - 1); else the split of the file, or half the cells.
+    """One entry a policy. With `is_best_static` colocate and async are tuned by mean wall time;
+    else they take (mu, phi) and the split as given, or half the cells.
 
     Raises ConfigError if the layout has no room for a fixed split.
     """
     configs, notes = [], []
     for policy in policies:
-        if policy == "async" and is_best_static:
-            chosen, note = best_static(config, bench.for_tuning())
-        else:
-            chosen, note = under(config, policy)
+        chosen = under(config, policy)
+        note = "" if policy == "elastic" else shape_words(chosen)
+        if policy != "elastic" and is_best_static:
+            chosen = tuned(chosen, bench.for_tuning())
+            note = f"the best of all: {shape_words(chosen)}"
         configs.append(chosen)
         notes.append(note)
     return bench.run(configs, notes)
 
 
-def under(config: SimulationConfig, policy: PolicyName) -> tuple[SimulationConfig, str]:
-    """The scenario under `policy`, and words about it: async takes the split of the file, or half
-    the cells. Raises ConfigError if the layout has no room for a fixed split."""
+def under(config: SimulationConfig, policy: PolicyName) -> SimulationConfig:
+    """The scenario under `policy`: async takes the split of the file, or half the cells.
+
+    Raises ConfigError if the layout has no room for a fixed split.
+    """
     if policy != "async":
-        return with_schedule(config, policy=policy, num_training_cells=0), ""
+        return with_schedule(config, policy=policy, num_training_cells=0)
     num = config.schedule.num_training_cells or max(1, config.topology.num_cells // 2)
-    chosen = with_split(config, num)
-    return chosen, split_words(chosen)
+    return with_split(config, num)
 
 
 def with_schedule(config: SimulationConfig, **changes: object) -> SimulationConfig:
@@ -111,26 +113,20 @@ def with_split(config: SimulationConfig, num_training_cells: int) -> SimulationC
     return with_schedule(config, policy="async", num_training_cells=num_training_cells)
 
 
-def best_static(config: SimulationConfig, bench: Bench) -> tuple[SimulationConfig, str]:
-    """The fixed split of the same devices with the least mean wall time, and words about it."""
+def tuned(config: SimulationConfig, bench: Bench) -> SimulationConfig:
+    """The (mu, phi) of the same phi + mu with the least mean wall time: as given, single steps,
+    or nothing that outlives its burst; for async with the best split of each."""
     schedule = config.schedule
     depth = schedule.steps_per_burst + schedule.run_ahead
-    shapes = {(schedule.steps_per_burst, schedule.run_ahead), (1, depth - 1)}
-    best: tuple[float, SimulationConfig] | None = None
-    for steps, ahead in sorted(shapes):
-        shaped = config.model_copy(
-            update={
-                "schedule": schedule.model_copy(
-                    update={"steps_per_burst": steps, "run_ahead": ahead}
-                )
-            }
-        )
-        found = best_split(shaped, bench)
-        if best is None or found[0] < best[0]:
-            best = found
-    assert best is not None
-    chosen = best[1]
-    return chosen, f"best static split of all: {split_words(chosen)}"
+    shapes = sorted({(schedule.steps_per_burst, schedule.run_ahead), (1, depth - 1), (depth, 0)})
+    shaped = [
+        with_schedule(config, steps_per_burst=steps, run_ahead=ahead) for steps, ahead in shapes
+    ]
+    if schedule.policy == "async":
+        found = [best_split(one, bench) for one in shaped]
+    else:
+        found = list(zip(bench.mean_wall_s(shaped), shaped, strict=True))
+    return min(found, key=lambda one: one[0])[1]
 
 
 def best_split(config: SimulationConfig, bench: Bench) -> tuple[float, SimulationConfig]:
@@ -149,13 +145,13 @@ def num_splits(config: SimulationConfig) -> int:
     return topology.num_cells - (0 if topology.num_standalone else 1)
 
 
-def split_words(config: SimulationConfig) -> str:
+def shape_words(config: SimulationConfig) -> str:
     """`5 of 8 cells train, mu 1, phi 3`."""
     schedule = config.schedule
-    return (
-        f"{schedule.num_training_cells} of {config.topology.num_cells} cells train, "
-        f"mu {schedule.steps_per_burst}, phi {schedule.run_ahead}"
-    )
+    words = f"mu {schedule.steps_per_burst}, phi {schedule.run_ahead}"
+    if schedule.policy != "async":
+        return words
+    return f"{schedule.num_training_cells} of {config.topology.num_cells} cells train, {words}"
 
 
 def _least(

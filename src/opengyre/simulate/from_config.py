@@ -12,7 +12,7 @@ from opengyre.config.simulation import (
     SimulatedWorkload,
     SimulationConfig,
 )
-from opengyre.control.config import EngineSpec, Overdue, SchedulerConfig
+from opengyre.control.config import EngineSpec, Overdue, PolicyName, SchedulerConfig
 from opengyre.control.ids import EngineId, cell_engine_id, standalone_engine_id
 from opengyre.seams.errors import ConfigError
 from opengyre.simulate import costs
@@ -54,6 +54,9 @@ def scheduler_of(config: SimulationConfig) -> SchedulerConfig:
         num_cells=config.topology.num_cells,
         engines=engines_of(config.topology),
         num_steps=config.scenario.num_steps,
+        policy=PolicyName(schedule.policy),
+        is_streaming=schedule.is_streaming,
+        num_training_cells=schedule.num_training_cells,
         group_size=schedule.group_size,
         groups_per_step=schedule.groups_per_step,
         steps_per_burst=schedule.steps_per_burst,

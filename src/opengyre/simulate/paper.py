@@ -7,7 +7,7 @@ times; the best split of an async row changes the split and nothing else.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import Any
 
 from opengyre.config.simulation import SimulationConfig
@@ -110,8 +110,8 @@ def _row(ran: Ran, reference: Ran, best: Ran | None) -> PaperRow:
         published=_published(ran.config),
         ours=ran.row.wall_s / reference.row.wall_s,
         ours_sd=stdev(ratios) if len(ratios) > 1 else 0.0,
-        slack=ran.row.slack,
-        wall_s=fmean(one.wall_s for one in ran.results),
+        slack=ran.row.means["slack"],
+        wall_s=ran.row.wall_s,
         num_seeds=len(ran.results),
         training_cells=ran.config.schedule.num_training_cells,
         best_split_cells=best.config.schedule.num_training_cells if best else None,

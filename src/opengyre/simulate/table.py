@@ -17,18 +17,33 @@ from opengyre.simulate.result import Bucket, Result
 from opengyre.simulate.scenario import Scenario
 
 S_PER_HOUR = 3600.0
+# figures of a Result that a row holds as plain means over its seeds, under the same name
+MEANS = (
+    "slack",
+    "occupancy",
+    "moves_per_execution",
+    "switch_share",
+    "num_switches",
+    "num_publications",
+    "num_short",
+    "num_void",
+    "num_dropped",
+    "stalled_s",
+    "recomputed_tokens",
+    "kv_moved_tokens",
+    "aborted_s",
+    "num_events",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One scenario: means over `num_seeds` runs.
 
-    executions_per_device_hour: executions of consumed groups over devices x wall time.
-    slack: idle share of the device-time in the training role. staleness: consumed groups by
-    staleness, over all seeds. moves_per_execution: live moves over closed executions.
-    switch_share: share of all device-seconds spent moving. timed_out_share: closed executions
-    that a cap ended. aborted_s: execution-seconds of work thrown away. note: what was chosen for
-    this row. reason: why a run failed, empty if none did.
+    means: see MEANS and Result. executions_per_device_hour: executions of consumed groups over
+    devices x wall time. staleness: consumed groups by staleness, over all seeds. timed_out_share:
+    closed executions that a cap ended. note: what was chosen for this row. reason: why a run
+    failed, empty if none did.
     """
 
     name: str
@@ -38,15 +53,10 @@ class Row:
     wall_s: float
     wall_sd_s: float
     executions_per_device_hour: float
-    device_seconds: dict[Bucket, float]
-    slack: float
-    staleness: dict[int, int]
-    moves_per_execution: float
-    switches: float
-    switch_share: float
     timed_out_share: float
-    aborted_s: float
-    events: float
+    means: dict[str, float]
+    device_seconds: dict[Bucket, float]
+    staleness: dict[int, int]
     note: str = ""
     reason: str = ""
 
@@ -62,18 +72,13 @@ def row_of(scenario: Scenario, results: Sequence[Result], *, policy: str, note: 
         wall_s=fmean(walls),
         wall_sd_s=stdev(walls) if len(walls) > 1 else 0.0,
         executions_per_device_hour=fmean(_work_rate(scenario, one) for one in results),
+        timed_out_share=fmean(_timed_out_share(one) for one in results),
+        means={name: fmean(float(getattr(one, name)) for one in results) for name in MEANS},
         device_seconds={
             bucket: fmean(one.device_seconds.get(bucket, 0.0) for one in results)
             for bucket in Bucket
         },
-        slack=fmean(one.slack for one in results),
         staleness=_staleness(results),
-        moves_per_execution=fmean(one.moves_per_execution for one in results),
-        switches=fmean(one.num_switches for one in results),
-        switch_share=fmean(one.switch_share for one in results),
-        timed_out_share=fmean(_timed_out_share(one) for one in results),
-        aborted_s=fmean(one.aborted_s for one in results),
-        events=fmean(one.num_events for one in results),
         note=note,
         reason=next((one.reason for one in results if one.failed), ""),
     )
@@ -89,15 +94,10 @@ def as_json(row: Row, reference: Row) -> dict[str, Any]:
         "num_seeds": row.num_seeds,
         "wall_s": row.wall_s,
         "wall_sd_s": row.wall_sd_s,
-        "ratio": row.wall_s / reference.wall_s,
+        "ratio": ratio(row, reference),
         "executions_per_device_hour": row.executions_per_device_hour,
-        "slack": row.slack,
-        "moves_per_execution": row.moves_per_execution,
-        "switches": row.switches,
-        "switch_share": row.switch_share,
         "timed_out_share": row.timed_out_share,
-        "aborted_s": row.aborted_s,
-        "events": row.events,
+        **row.means,
         "device_seconds": {bucket.value: row.device_seconds[bucket] for bucket in Bucket},
         "staleness": {str(key): value for key, value in row.staleness.items()},
         "failed": bool(row.reason),
@@ -121,32 +121,35 @@ def csv_of(objects: Sequence[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def text_cells(row: Row, reference: Row) -> dict[str, Any]:
-    """One line of the table for people."""
+def text_rows(rows: Sequence[Row], reference: Row) -> list[dict[str, str]]:
+    """The table for people: a line for each figure, a column for each scenario."""
+    columns = {f"{row.name} {row.policy}": _text_cells(row, reference) for row in rows}
+    names = _text_cells(reference, reference)
+    return [{"": name} | {title: one[name] for title, one in columns.items()} for name in names]
+
+
+def _text_cells(row: Row, reference: Row) -> dict[str, str]:
     total_s = sum(row.device_seconds.values()) or 1.0
-    shares = {bucket: row.device_seconds[bucket] / total_s for bucket in Bucket}
-    waiting = (Bucket.WAITING_FOR_COVERAGE, Bucket.WAITING_FOR_SUPPLY, Bucket.WAITING_FOR_DATA)
     num_groups = sum(row.staleness.values()) or 1
+    ages = range(max(row.staleness, default=0) + 1)
     return {
-        "scenario": row.name,
-        "policy": row.policy,
-        "wall": duration(row.wall_s),
-        "+-": f"{row.wall_sd_s / row.wall_s:.1%}" if row.wall_s else "-",
-        "ratio": round(row.wall_s / reference.wall_s, 3),
-        "exec/dev-h": round(row.executions_per_device_hour, 3),
-        "generating": f"{shares[Bucket.GENERATING]:.1%}",
-        "training": f"{shares[Bucket.TRAINING]:.1%}",
-        "waiting c/s/d": "/".join(f"{shares[one]:.1%}" for one in waiting),
-        "moving": f"{shares[Bucket.MOVING]:.2%}",
-        "publishing": f"{shares[Bucket.PUBLISHING]:.2%}",
-        "end": f"{shares[Bucket.IDLE_AT_END]:.1%}",
-        "slack": f"{row.slack:.1%}",
-        "staleness": " ".join(
-            f"{key}:{value / num_groups:.0%}" for key, value in row.staleness.items()
-        ),
-        "moves/exec": round(row.moves_per_execution, 3),
-        "aborted": f"{row.aborted_s:.0f}",
+        "wall time": duration(row.wall_s),
+        "sd over seeds": f"{row.wall_sd_s / (row.wall_s or 1.0):.1%} of {row.num_seeds}",
+        "ratio": f"{ratio(row, reference):.3f}",
+        "executions / device-hour": f"{row.executions_per_device_hour:.3f}",
+        **{bucket.value: f"{row.device_seconds[bucket] / total_s:.2%}" for bucket in Bucket},
+        "slack of training": f"{row.means['slack']:.1%}",
+        "staleness 0/1/..": "/".join(f"{row.staleness.get(n, 0) / num_groups:.0%}" for n in ages),
+        "moves / execution": f"{row.means['moves_per_execution']:.3f}",
+        "switches": f"{row.means['num_switches']:.1f}",
+        "ended by a time-out": f"{row.timed_out_share:.2%}",
+        "aborted work": duration(row.means["aborted_s"]),
     }
+
+
+def ratio(row: Row, reference: Row) -> float:
+    """Of mean wall times; 0 if the reference took no time."""
+    return row.wall_s / reference.wall_s if reference.wall_s else 0.0
 
 
 def duration(value_s: float) -> str:
