@@ -9,6 +9,7 @@ import pytest
 
 from opengyre.control import commands as c
 from opengyre.control import facts as f
+from opengyre.control.config import PolicyName
 from opengyre.control.errors import InvariantError
 from opengyre.control.ids import cell_engine_id, standalone_engine_id
 from opengyre.control.scheduler import Scheduler
@@ -21,6 +22,18 @@ from tests.sim.simulate_scenarios import HOUR_S, make_config, make_scenario, rec
 SCENARIOS = {
     "calm": make_scenario(),
     "colocated": make_scenario(config=make_config(num_cells=1, num_standalone=0, slots=40)),
+    "colocated with streaming and standalone engines": make_scenario(
+        config=make_config(policy=PolicyName.COLOCATE)
+    ),
+    "colocated without streaming": make_scenario(
+        config=make_config(policy=PolicyName.COLOCATE, is_streaming=False)
+    ),
+    "a fixed split": make_scenario(
+        config=make_config(policy=PolicyName.ASYNC, num_training_cells=2)
+    ),
+    "a fixed split without streaming": make_scenario(
+        config=make_config(policy=PolicyName.ASYNC, num_training_cells=1, is_streaming=False)
+    ),
     "one step ahead": make_scenario(config=make_config(steps_per_burst=1, run_ahead=3)),
     "a queue": make_scenario(config=make_config(slots=5)),
     "void groups and caps": make_scenario(
@@ -166,9 +179,11 @@ class Noted:
         return drawn
 
 
-def test_every_layout_sees_the_same_trace() -> None:
+def test_every_policy_and_layout_sees_the_same_trace() -> None:
     layouts: tuple[dict[str, Any], ...] = (
         {},
+        {"policy": PolicyName.COLOCATE, "is_streaming": False},
+        {"policy": PolicyName.ASYNC, "num_training_cells": 2},
         {"num_cells": 1, "num_standalone": 0, "slots": 40},
         {"steps_per_burst": 1, "run_ahead": 3, "slots": 5},
     )
@@ -177,7 +192,7 @@ def test_every_layout_sees_the_same_trace() -> None:
         noted = Noted(LognormalWorkload(mean_s=HOUR_S, sigma_between=0.3, sigma_within=0.4))
         simulate(replace(make_scenario(config=make_config(**numbers)), workload=noted), 3)
         traces.append(noted.drawn)
-    assert traces[0] == traces[1] == traces[2]
+    assert all(trace == traces[0] for trace in traces)
     assert set(traces[0]) == {(group, member) for group in range(24) for member in range(3)}
 
 
@@ -238,6 +253,31 @@ def test_free_slots_wait_for_coverage_for_supply_or_for_data() -> None:
     rich = simulate(make_scenario(config=make_config(slots=60, supply_hold_s=0.0)), 1)
     assert rich.slack > 0.2
     assert rich.device_seconds[waits[2]] > roomy.device_seconds[waits[2]]
+
+
+def test_cells_of_a_fixed_split_never_change_and_their_free_slots_wait_for_data(runs) -> None:
+    result, _ = runs["a fixed split"]
+    modes = {one.engine: set() for one in result.lanes}
+    for one in result.lanes:
+        modes[one.engine].add(one.mode)
+    assert Mode.ROLLOUT not in modes["c0"] | modes["c1"]
+    assert Mode.TRAINING not in modes["c2"] | modes["s0"]
+    assert result.device_seconds[Bucket.WAITING_FOR_COVERAGE] == 0.0
+    assert result.device_seconds[Bucket.WAITING_FOR_SUPPLY] == 0.0
+    assert result.num_moves == 0
+
+
+def test_colocated_cells_leave_together_and_their_free_slots_wait_for_coverage(runs) -> None:
+    result, _ = runs["colocated with streaming and standalone engines"]
+    starts: dict[float, set[str]] = {}
+    for one in result.lanes:
+        if one.mode is Mode.TRAINING:
+            starts.setdefault(one.from_s, set()).add(one.engine)
+    assert starts
+    assert all(engines == {"c0", "c1", "c2"} for engines in starts.values())
+    elastic, _ = runs["calm"]
+    waits = Bucket.WAITING_FOR_COVERAGE
+    assert result.device_seconds[waits] > 3 * elastic.device_seconds[waits]
 
 
 def test_a_run_that_never_ends_is_an_error_with_its_name() -> None:

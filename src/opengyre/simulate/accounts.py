@@ -46,9 +46,13 @@ class Levels:
 
 
 class Books:
-    """`settle` before any level changes; every method here does."""
+    """`settle` before any level changes; every method here does.
 
-    def __init__(self, accounts: list[Account]) -> None:
+    `leaving_slots`: the slots that the next role change takes out of rollout; None if the roles
+    never change.
+    """
+
+    def __init__(self, accounts: list[Account], *, leaving_slots: int | None) -> None:
         self.now = Levels()
         self.by_engine = {account.engine: account for account in accounts}
         self.seconds_by_bucket = dict.fromkeys(Bucket, 0.0)
@@ -57,8 +61,7 @@ class Books:
         self.lanes: list[Stretch] = []
         self.num_left_out = 0
         self._settled_s = 0.0
-        cells = [account for account in accounts if account.is_cell]
-        self._cell_slots = max((account.slots for account in cells), default=0)
+        self._leaving_slots = leaving_slots
         for account in accounts:
             self.now.devices_by_mode[account.mode] += account.devices
             self.now.num_used_by_size[account.devices, account.slots] = 0
@@ -104,9 +107,9 @@ class Books:
         now = self.now
         if now.is_over or (now.is_all_dispatched and now.waterlevel == 0):
             return Bucket.IDLE_AT_END
-        if now.num_cells_serving == 0:
+        if now.num_cells_serving == 0 or self._leaving_slots is None:
             return Bucket.WAITING_FOR_DATA
-        if now.serving_slots - self._cell_slots < now.waterlevel:
+        if now.serving_slots - self._leaving_slots < now.waterlevel:
             return Bucket.WAITING_FOR_COVERAGE
         return Bucket.WAITING_FOR_SUPPLY
 

@@ -1,8 +1,9 @@
 """What each command does in the simulated world, and when it is answered.
 
-Owns: the effect and the cost of every command, versions, planned failures. Must not know: the
-policy; why a command was given. Invariants: each command is answered once, unless its process
-died; commands of one engine are answered in order.
+Owns: the effect and the cost of every command, versions, planned failures. Must not know: why a
+command was given; the policy, but for the words in which free slots are booked.
+Invariants: each command is answered once, unless its process died; commands of one engine are
+answered in order.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import assert_never
 
 from opengyre.control import commands as c
 from opengyre.control import facts as f
-from opengyre.control.config import EngineSpec
+from opengyre.control.config import EngineSpec, PolicyName, SchedulerConfig
 from opengyre.control.ids import CommandId, EngineId, GroupId
 from opengyre.simulate.accounts import Account, Books
 from opengyre.simulate.fleet import Fleet, FleetParts
@@ -41,7 +42,10 @@ class Shell:
         self._engine_of = {spec.cell: spec.engine for spec in specs if spec.cell is not None}
         self._cell_of = {spec.engine: spec.cell for spec in specs}
         self._published_version = self._durable_version = self._config.initial_version
-        self.books = Books([_account(scenario, spec) for spec in specs])
+        self.books = Books(
+            [_account(scenario, spec) for spec in specs],
+            leaving_slots=_leaving_slots(self._config),
+        )
         self.steps = StepBook()
         self.fleet = self._make_fleet(seed)
         self.stream = self._make_stream()
@@ -277,6 +281,20 @@ def _account(scenario: Scenario, spec: EngineSpec) -> Account:
     is_cell = spec.cell is not None
     devices = scenario.devices_per_cell if is_cell else scenario.devices_per_standalone
     return Account(engine=spec.engine, is_cell=is_cell, devices=devices, slots=spec.slots)
+
+
+def _leaving_slots(config: SchedulerConfig) -> int | None:
+    """What the books need to say why a slot is free; cells are taken to be alike."""
+    slots = [spec.slots for spec in config.engines if spec.cell is not None]
+    match config.policy:
+        case PolicyName.ELASTIC:
+            return max(slots)
+        case PolicyName.COLOCATE:
+            return sum(slots)
+        case PolicyName.ASYNC:
+            return None
+        case _:
+            assert_never(config.policy)
 
 
 def _weigh_equal(group: GroupId) -> float:
