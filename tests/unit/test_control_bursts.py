@@ -245,3 +245,13 @@ def test_a_step_waits_for_an_older_group_and_says_for_which() -> None:
         "step 2 waits for g00003 of version 0: newer groups would push it past staleness 1"
         in desk.waiting_for
     )
+
+
+def test_a_late_look_quarantines_and_fences_in_one_plan() -> None:
+    desk = Desk(make_config(publish_timeout_s=10.0)).start()
+    desk.held.add(c.Publish)
+    desk.train("g00000", "g00001")
+    desk.now_s += 25.0
+    plan = desk.scheduler.decide(desk.now_s)
+    assert "s0" in {one.engine for one in plan.commands if isinstance(one, c.Fence)}
+    assert desk.scheduler.decide(desk.now_s).commands == ()

@@ -165,9 +165,11 @@ class Waterlevel:
 
 
 class Coverage:
-    """P3."""
+    """P3. A cell that is leaving when a burst ends turns back: it counts as returning."""
 
-    def __init__(self) -> None:
+    def __init__(self, boundaries: Boundaries) -> None:
+        self._boundaries = boundaries
+        self._turning: set[int] = set()
         self._findings = Findings(
             promise="P3",
             words="capacity covers the waterlevel whenever a cell leaves or trains",
@@ -175,6 +177,10 @@ class Coverage:
         )
 
     def see(self, row: Row, state: RunState) -> None:
+        leaving = set(state.cells(Role.LEAVING))
+        self._turning &= {*leaving, *state.cells(Role.TRAINING)}
+        if isinstance(row.value, c.Plan) and self._boundaries.is_boundary:
+            self._turning |= leaving
         if isinstance(row.value, c.Plan):
             closing = [one for one in row.value.commands if isinstance(one, c.CloseDoor)]
             if closing:
@@ -204,7 +210,10 @@ class Coverage:
         slots = sum(
             one.slots
             for one in state.engines.values()
-            if one.counts_for_capacity or one.role in excused or one.is_quarantined
+            if one.counts_for_capacity
+            or one.role in excused
+            or one.is_quarantined
+            or one.cell in self._turning
         )
         waterlevel = state.counts.waterlevel
         words = f"w = {waterlevel} but only {slots} slots while cells leave or train"

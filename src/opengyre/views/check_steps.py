@@ -115,7 +115,7 @@ class ExactlyOnce:
 
     def _check_paths(self) -> None:
         paths = Counter(
-            (path.execution, path.num_tokens, path.ids_crc32, tuple(path.trained))
+            (path.execution, path.ids_crc32, tuple(path.trained), path.logprobs_crc32)
             for one in self.accepted()
             for path in one.paths
             if path.num_tokens

@@ -42,7 +42,7 @@ def verify_rows(
     checks: list[RowCheck] = [
         OneOutcome(recorded),
         Waterlevel(boundaries),
-        Coverage(),
+        Coverage(boundaries),
         TrainingPrefix(boundaries),
     ]
     for row in rows:
