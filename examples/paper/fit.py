@@ -3,7 +3,7 @@
 Owns: the table of free parameters with bounds, the rule for mu and phi, the objective, the
 search. Must not know: how a run is simulated. Invariants: every free parameter is global; all
 rows of one trial see the same seeds; the same command gives the same numbers.
-Run: `python examples/paper/fit.py [--seeds 6] [--rounds 4] [--write]`; takes some minutes.
+Run: `python examples/paper/fit.py [--seeds 8] [--rounds 3] [--write]`; takes some minutes.
 """
 
 import argparse
@@ -33,6 +33,7 @@ PUBLISHED = {
 PUBLISHED_SLACK = 0.2085
 RATIO_SCALE = 0.01
 SLACK_SCALE = 0.02
+FIRST_SEED = 1001  # the table's seeds 1..16 are none of those that were fitted on
 NUM_NODES = 32
 MEAN_S = 1.93 * 3600
 GROUPS_PER_STEP = 16
@@ -245,13 +246,14 @@ def freeze(name: str, settings: Mapping[str, float]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fit the paper's rows once, jointly.")
-    parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--targets", type=int, nargs="+", default=TARGETS)
     parser.add_argument("--write", action="store_true", help="freeze the best in fit.toml")
     options = parser.parse_args()
     with Repeater() as repeater:
-        search = Search(Bench(repeater=repeater, num_seeds=options.seeds))
+        bench = Bench(repeater=repeater, num_seeds=options.seeds, first_seed=FIRST_SEED)
+        search = Search(bench)
         found = []
         for target in options.targets:
             start = search.best_split(START, target)

@@ -32,16 +32,19 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """How scenarios are run: `workload`, if given, replaces that of every scenario file."""
+    """How scenarios are run: under seeds first_seed, first_seed + 1, ... `workload`, if given,
+    replaces that of every scenario file."""
 
     repeater: Repeater
     num_seeds: int
     workload: Workload | None = None
+    first_seed: int = 1
 
     def run(self, configs: Sequence[SimulationConfig], notes: Sequence[str] = ()) -> list[Ran]:
         """All scenarios, in the order given, each with its note."""
         scenarios = [self._scenario(config) for config in configs]
-        all_results = self.repeater.run(scenarios, self.num_seeds)
+        seeds = range(self.first_seed, self.first_seed + self.num_seeds)
+        all_results = self.repeater.run(scenarios, seeds)
         words = notes or [""] * len(configs)
         return [
             Ran(

@@ -17,7 +17,6 @@ from opengyre.simulate.scenario import Scenario
 from opengyre.simulate.world import simulate
 
 MAX_PROCESSES = 2
-FIRST_SEED = 1
 
 
 class Repeater:
@@ -42,20 +41,20 @@ class Repeater:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
-    def run(self, scenarios: Sequence[Scenario], num_seeds: int) -> list[list[Result]]:
-        """Seeds 1..num_seeds of each scenario: results[scenario][seed - 1]."""
-        seeds = range(FIRST_SEED, FIRST_SEED + num_seeds)
-        jobs = [(scenario, seed) for scenario in scenarios for seed in seeds]
+    def run(self, scenarios: Sequence[Scenario], seeds: range) -> list[list[Result]]:
+        """Every scenario under every seed: results[scenario][place of the seed]."""
+        num_seeds = len(seeds)
+        jobs = [(one, seed, seed == seeds[0]) for one in scenarios for seed in seeds]
         flat = list(self._map(jobs))
         return [flat[at : at + num_seeds] for at in range(0, len(flat), num_seeds)]
 
-    def _map(self, jobs: Sequence[tuple[Scenario, int]]) -> Iterable[Result]:
+    def _map(self, jobs: Sequence[tuple[Scenario, int, bool]]) -> Iterable[Result]:
         if self._pool is None or len(jobs) == 1:
             return map(_run_one, jobs)
         return self._pool.map(_run_one, jobs, chunksize=1)
 
 
-def _run_one(job: tuple[Scenario, int]) -> Result:
-    scenario, seed = job
+def _run_one(job: tuple[Scenario, int, bool]) -> Result:
+    scenario, seed, has_lanes = job
     result = simulate(scenario, seed)
-    return result if seed == FIRST_SEED else replace(result, lanes=())
+    return result if has_lanes else replace(result, lanes=())
