@@ -9,9 +9,12 @@ from opengyre.simulate.rollout import RolloutEngine, Work
 from opengyre.simulate.workload import Draw
 
 
-def make_engine(*, slots: int = 4, share: float = 0.0, **costs: float) -> RolloutEngine:
+def make_engine(
+    *, slots: int = 4, share: float = 0.0, devices: int = 1, **costs: float
+) -> RolloutEngine:
     return RolloutEngine(
         engine=EngineId("c0"),
+        devices=devices,
         slots=slots,
         costs=EngineCosts(**costs),
         tools=ToolCosts(share=share),
@@ -100,6 +103,9 @@ def test_recompute_and_kv_reads_of_one_engine_wait_for_each_other() -> None:
     assert engine.prefill(50.0, 20.0) == pytest.approx(25.0)
     assert engine.read_kv(50.0, 1.0) == pytest.approx(1.5)
     assert engine.read_kv(50.0, 1.0) == pytest.approx(2.0)
+    larger = make_engine(devices=5, prefill_tokens_per_s=10.0, kv_move_tokens_per_s=100.0)
+    assert larger.prefill(50.0, 1.0) == pytest.approx(2.0)
+    assert larger.read_kv(50.0, 1.0) == pytest.approx(1.1)
 
 
 def test_old_entries_of_the_heap_do_not_pile_up() -> None:

@@ -15,8 +15,9 @@ class EngineCosts:
 
     load_slope: b of the load curve; an execution's speed at used/slots = x is (1+b) / (1+b x),
         so 1 on a full engine, where the workload's durations are measured; 0 is constant.
-    prefill_tokens_per_s: context recomputed by one engine, one request after another.
-    kv_move_tokens_per_s: context read by one engine from a leaving cell, likewise.
+    prefill_tokens_per_s: context recomputed per device of the engine; its devices work together,
+        on one request after another.
+    kv_move_tokens_per_s: context read from a leaving cell per device of the engine, likewise.
     has_kv_handoff: False recomputes the context of every request that moves.
     freeze_s: seconds until a leaving engine's requests have stopped at a token boundary.
     restart_s: seconds until an engine that was fenced is up again.

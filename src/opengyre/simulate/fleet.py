@@ -303,7 +303,7 @@ class Fleet:
             self._stall(work, engine, engine.prefill(tokens, from_s) - now_s)
             return
         held_s = max(0.0, from_s - now_s - work.tool_left_s)
-        self._stall(work, engine, held_s + tokens / engine.costs.prefill_tokens_per_s)
+        self._stall(work, engine, held_s + engine.prefill_s(tokens))
 
     def _stall(self, work: Work, engine: RolloutEngine, stall_s: float) -> None:
         self.tally.stalled_s += stall_s

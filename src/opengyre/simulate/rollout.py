@@ -48,6 +48,7 @@ class RolloutEngine:
     `progress_s`: execution-seconds worked here."""
 
     engine: EngineId
+    devices: int
     slots: int
     costs: EngineCosts
     tools: ToolCosts
@@ -110,16 +111,20 @@ class RolloutEngine:
         left_s = max(0.0, finish_s - self.virtual_s)
         return self.settled_s + left_s / self.speed, work
 
+    def prefill_s(self, tokens: float) -> float:
+        """Seconds in which all devices together recompute `tokens`."""
+        return tokens / (self.costs.prefill_tokens_per_s * self.devices)
+
     def prefill(self, tokens: float, from_s: float) -> float:
         """When `tokens` of context are recomputed, after those asked for before."""
         start_s = max(self.prefill_free_s, from_s)
-        self.prefill_free_s = start_s + tokens / self.costs.prefill_tokens_per_s
+        self.prefill_free_s = start_s + self.prefill_s(tokens)
         return self.prefill_free_s
 
     def read_kv(self, tokens: float, from_s: float) -> float:
         """When the blocks of `tokens` have been read, after those asked for before."""
         start_s = max(self.link_free_s, from_s)
-        self.link_free_s = start_s + tokens / self.costs.kv_move_tokens_per_s
+        self.link_free_s = start_s + tokens / (self.costs.kv_move_tokens_per_s * self.devices)
         return self.link_free_s
 
     def _set_finish(self, work: Work, finish_s: float) -> None:

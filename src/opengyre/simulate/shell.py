@@ -58,7 +58,11 @@ class Shell:
         costs = self._costs
         engines = [
             RolloutEngine(
-                engine=spec.engine, slots=spec.slots, costs=costs.engine, tools=costs.tools
+                engine=spec.engine,
+                devices=self.books.by_engine[spec.engine].devices,
+                slots=spec.slots,
+                costs=costs.engine,
+                tools=costs.tools,
             )
             for spec in self._config.engines
         ]
