@@ -41,10 +41,10 @@ class EngineCostsConfig(Section):
         default=0.0, ge=0, le=100, description="b: speed at load x is (1 + b) / (1 + b x)"
     )
     prefill_tokens_per_s: float = Field(
-        default=20_000.0, gt=0, le=1e12, description="context tokens an engine recomputes"
+        default=20_000.0, gt=0, le=1e12, description="context tokens a device recomputes"
     )
     kv_move_tokens_per_s: float = Field(
-        default=1_000_000.0, gt=0, le=1e12, description="context tokens an engine reads in a move"
+        default=1_000_000.0, gt=0, le=1e12, description="context tokens a device reads in a move"
     )
     has_kv_handoff: bool = Field(
         default=True, description="a leaving cell hands its KV over; else it is recomputed"
