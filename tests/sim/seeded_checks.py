@@ -13,14 +13,17 @@ import msgspec
 
 from opengyre.control import commands as c
 from opengyre.control.config import SchedulerConfig
-from opengyre.control.facts import StepCommitted
+from opengyre.control.facts import CommandApplied, StepCommitted
 from opengyre.control.scheduler import Scheduler
 from opengyre.engines.scripted import pseudo_logprob
 from opengyre.gateway.gateway import turn_seed
 from opengyre.gateway.request import Sampling
+from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import TokenRecord
+from opengyre.store.checkpoints import Checkpoints
 from opengyre.store.journal import Row
 from opengyre.store.observations import TurnRecorded
+from opengyre.store.run_folder import RunFolder
 from opengyre.store.segments import SegmentReader
 from opengyre.views.check_control import (
     Boundaries,
@@ -52,7 +55,7 @@ class RowChecks:
         self._outcomes = OneOutcome()
         self._each_row: list[RowCheck] = [
             Waterlevel(self._boundaries),
-            Coverage(),
+            Coverage(self._boundaries),
             TrainingPrefix(self._boundaries),
         ]
 
@@ -118,5 +121,30 @@ def logprob_problem(record: TokenRecord, execution_seed: int) -> str | None:
     return None
 
 
-def turns_in(rows: list[Row]) -> list[Any]:
-    return [row.value.turn for row in rows if isinstance(row.value, TurnRecorded)]
+def check_what_is_left(rows: list[Row], folder: Path, wrong: Wrong) -> None:
+    """After a crash: every turn and checkpoint that a surviving row tells of can be read (P13),
+    and the rows, replayed, give the same plans."""
+    run = RunFolder(folder / "run")
+    reader, checkpoints = SegmentReader(run.tokens), Checkpoints(run.checkpoints)
+    commands: dict[int, c.AnyCommand] = {}
+    last: c.Checkpoint | None = None
+    try:
+        for row in rows:
+            match row.value:
+                case TurnRecorded():
+                    reader.read(row.value.turn.ref)
+                case c.Plan():
+                    commands |= {one.command_id: one for one in row.value.commands}
+                case CommandApplied():
+                    newest = commands[row.value.command_id]
+                    if isinstance(newest, c.Checkpoint):
+                        last = newest
+                case _:
+                    continue
+        if last is not None:
+            checkpoints.check(last.step)
+    except BoundaryError as error:
+        wrong(f"P13: {error}")
+    result = replay(rows, _scheduler)
+    if not result.is_same:
+        wrong(f"replay of what is left: {result.difference}")

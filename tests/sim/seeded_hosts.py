@@ -79,6 +79,7 @@ class Work:
 
     def begin(self, queue: "deque[Work]") -> None:
         name = name_of_work(self._call)
+        self._loop.before_work(name)
         delay_s = self._loop.delay_s(name)
         self._loop.call_later(delay_s, self._finish, name, queue, context=self._context)
 
@@ -110,6 +111,7 @@ class WorldLoop(SeededLoop):
         super().__init__(seed=seed, mode=mode)
         self.delay_s: Callable[[str], float] = lambda what: 0.0
         self.on_work: Callable[[str, functools.partial[Any]], None] = lambda name, call: None
+        self.before_work: Callable[[str], None] = lambda name: None
         self.net = Net(self, delay_s=lambda name: self.delay_s("wire"))
         self.programs: dict[str, Program] = {}
         self.children: dict[str, ChildProcess] = {}
@@ -134,6 +136,7 @@ class WorldLoop(SeededLoop):
             return
         host.is_dead = True
         host.is_stopped = False
+        self._parked += host.waiting
         host.waiting.clear()
         host.death.set()
         self.net.drop_host(host)
@@ -141,6 +144,10 @@ class WorldLoop(SeededLoop):
         if child is not None and child.host is host:
             delay_s = self.delay_s("exit")
             self.call_later(delay_s, child.ended, returncode, context=contextvars.Context())
+
+    def in_world(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Later, as nobody's callback."""
+        self.call_later(delay_s, action, context=contextvars.Context())
 
     def stop_host(self, host: Host, duration_s: float) -> None:
         """As SIGSTOP; it goes on after `duration_s` if it lives then."""

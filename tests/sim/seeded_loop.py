@@ -84,6 +84,7 @@ class SeededLoop(asyncio.BaseEventLoop):
         self._num_tasks = 0
         self._num_at_once = 0
         self._is_burying = False
+        self._parked: list[events.Handle] = []
         self._ready: list[events.Handle] = []  # type: ignore[assignment]
         self._scheduled: list[events.TimerHandle] = []
         self.set_task_factory(self._make_task)
@@ -119,6 +120,7 @@ class SeededLoop(asyncio.BaseEventLoop):
         """End every task that is left, those of dead hosts too; then close."""
         self._is_burying = True
         self.after_step = lambda: None
+        self._ready += self._parked
         left = asyncio.all_tasks(self)
         for task in sorted(left, key=lambda one: getattr(one, "number", 0)):
             task.cancel()
@@ -149,8 +151,7 @@ class SeededLoop(asyncio.BaseEventLoop):
             return
         host = handle._context.get(HOST)  # type: ignore[attr-defined]
         if host is not None and (host.is_dead or host.is_stopped) and not self._is_burying:
-            if not host.is_dead:
-                host.waiting.append(handle)
+            (self._parked if host.is_dead else host.waiting).append(handle)
             return
         self.num_steps += 1
         self._num_at_once += 1

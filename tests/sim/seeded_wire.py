@@ -89,6 +89,8 @@ class MemoryTransport(asyncio.Transport):
             self._arrive(_End(BrokenPipeError("the other end is closed")))
             return
         self._net.on_write(self, bytes(data))
+        if self._is_closing:
+            return
         for piece in self._net.pieces(bytes(data)):
             self.other._num_unread_bytes += len(piece)
             self._send(piece)

@@ -37,15 +37,18 @@ from opengyre.store.run_folder import RunFolder
 from opengyre.store.segments import SegmentWriter
 from tests.sim.seeded_agent import Habits
 from tests.sim.seeded_cell import Lineage, build_cell
-from tests.sim.seeded_checks import RowChecks, launched_in, logprob_problem
+from tests.sim.seeded_checks import RowChecks, check_what_is_left, launched_in, logprob_problem
 from tests.sim.seeded_disk import Disk, SeededJournal, row_of
+from tests.sim.seeded_faults import Fate, Harm, draw_faults
 from tests.sim.seeded_hosts import WorldLoop
-from tests.sim.seeded_loop import Deadlock, Host, Mode, waiting_tasks
+from tests.sim.seeded_loop import HOST, Deadlock, Host, Mode, waiting_tasks
 from tests.sim.seeded_policy import MODEL, renderer
 from tests.sim.seeded_sandbox import SeededSandbox
 
 SHARED_MEMORY = Path("/dev/shm")
 HORIZON_S = 4000.0
+# The core's death while it saves ends a run when the call fails before the death is told.
+KNOWN_ENDS = ("Checkpoint failed: c0: connection",)
 MEAN_S = {
     "wire": 0.001,
     "exit": 0.05,
@@ -73,6 +76,28 @@ class Weather:
     lost_rate: float = 0.0
     grader_fail_rate: float = 0.0
     habits: Habits = field(default_factory=Habits)
+    num_faults: int = 0
+
+
+def stormy(seed: int) -> Weather:
+    """The weather of a seed in a hunt."""
+    rng = Random(f"weather/{seed}")
+    is_rough = rng.random() < 0.6
+    habits = Habits(
+        max_turns=rng.choice([1, 2, 3]),
+        tool_s=rng.choice([0.2, 2.0]),
+        leave_rate=rng.choice([0.0, 0.1, 0.3]),
+        crash_rate=0.05 if is_rough else 0.0,
+        hang_rate=0.02 if is_rough else 0.0,
+        side_call_rate=rng.choice([0.0, 0.2]),
+    )
+    return Weather(
+        zero_rate=rng.choice([0.05, 0.2, 0.5]),
+        lost_rate=0.05 if is_rough else 0.0,
+        grader_fail_rate=0.1 if is_rough else 0.0,
+        habits=habits,
+        num_faults=3,
+    )
 
 
 class WorldClock(Clock):
@@ -140,6 +165,9 @@ class SeededWorld:
         self.run_object: Run | None = None
         self.end: RunEnd | None = None
         self.controller: Host | None = None
+        engines = tuple(str(spec.engine) for spec in self.shape.scheduler().engines)
+        faults = draw_faults(self.rng, engines, num_most=self.weather.num_faults)
+        self.fate = Fate(self.loop, faults if self.weather.num_faults else (), engines)
         self.on_row: list[Callable[[Row], None]] = []
 
     # ---- what is checked
@@ -163,6 +191,7 @@ class SeededWorld:
             self.wrong(f"P13: {execution} starts before its launch is on disk")
 
     def _after_step(self) -> None:
+        self.fate.see_step()
         if self.loop.errors:
             self.wrong(f"unhandled: {self.loop.errors[0]}")
         if self.problems:
@@ -172,6 +201,8 @@ class SeededWorld:
 
     def _delay_s(self, what: str) -> float:
         mean_s = self.mean_s.get(what, 0.01)
+        if what == "pull_all":
+            mean_s *= self.fate.load_factor
         draw = self.rng.random()
         if draw < self.weather.zero_rate:
             return 0.0
@@ -234,10 +265,17 @@ class SeededWorld:
 
     def _finish(self) -> None:
         """After the last host is gone."""
-        if self.end is not None:
-            if self.end.exit_code != 0:
+        tokens = self.folder / "run" / "tokens"
+        ending = self.fate.ending
+        if ending in (Harm.CRASH, Harm.POWER_LOSS):
+            check_what_is_left(self.disk.lose_power(self.rng, tokens), self.folder, self.wrong)
+        elif self.end is None:
+            self.wrong("the run ended without saying how")
+        else:
+            is_known = self.end.reason.startswith(KNOWN_ENDS)
+            if self.end.exit_code != (0 if ending is None else 1) and not is_known:
                 self.wrong(f"the run failed: {self.end.reason}")
-            self.checks.finish(self.folder / "run" / "tokens", is_whole=True)
+            self.checks.finish(tokens, is_whole=ending is None)
         if self.problems:
             raise Broken(self.problems[0])
 
@@ -253,6 +291,8 @@ class SeededWorld:
         if self.rng.random() < weather.tiny_queue_rate:
             self.loop.net.high_water_bytes = 0
         self.loop.on_work = self.disk.note_sync
+        self.loop.before_work = lambda name: self.fate.see_work(name, HOST.get())
+        self.loop.net.on_write = self.fate.see_write
         self.loop.programs = {
             "opengyre.runtime.cell_process": self._cell,
             "opengyre.runtime.gateway_process": self._gateway,

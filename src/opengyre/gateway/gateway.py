@@ -206,6 +206,10 @@ class Gateway:
             )
         self._routing.connect_engine(engine_id, engine, incarnation)
 
+    def reconnect_engine(self, engine_id: str, engine: RequestEngine) -> None:
+        """Its connection broke and was made again; what ran on the old one is continued."""
+        self._routing.reconnect_engine(engine_id, engine)
+
     def close_door(self, engine_id: str) -> None:
         """New requests and continuations wait; what runs there goes on until it is frozen."""
         self._routing.close_door(engine_id)

@@ -61,6 +61,12 @@ class Routing:
         self._doors[engine_id] = _Door(seat, is_open=True)
         self._tell()
 
+    def reconnect_engine(self, engine_id: str, engine: RequestEngine) -> None:
+        """Another connection to the same life: its door stays as it is."""
+        old = self._doors[engine_id]
+        self.connect_engine(engine_id, engine, old.seat.incarnation)
+        self._doors[engine_id].is_open = old.is_open
+
     def close_door(self, engine_id: str) -> None:
         """Unknown engines are fine: they are closed."""
         if engine_id in self._doors:

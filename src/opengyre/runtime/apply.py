@@ -56,11 +56,14 @@ class Applier:
         self._locks: dict[str, asyncio.Lock] = {}
         self._left_rollout_s: dict[int, float] = {}
         self._memory: dict[int, dict[str, int]] = {}
+        self._due: dict[str, int] = {}
         self.has_ended = asyncio.Event()
         self.is_failed = False
         self.end_reason = ""
 
     def start(self, command: c.AnyCommand, tasks: asyncio.TaskGroup) -> None:
+        if isinstance(command, c.Publish):
+            self._due[command.engine] = command.version
         tasks.create_task(self._answer(command, tasks))
 
     async def _answer(self, command: c.AnyCommand, tasks: asyncio.TaskGroup) -> None:
@@ -142,8 +145,13 @@ class Applier:
                 assert_never(command)
 
     async def _publish(self, command: c.Publish) -> None:
-        """DESIGN 2.5.2 at one engine; its requests are continued by the gateway."""
+        """DESIGN 2.5.2 at one engine; its requests are continued by the gateway.
+
+        Where a newer version became due meanwhile the door stays shut for that one.
+        """
         call, engine = self._parts.processes.call, command.engine
+        if self._due[engine] > command.version:
+            return
         snapshot = self._parts.steps.published(command.version)
         started_s = self._parts.now_s()
         await call("gateway", m.ShutDoor(engine=engine))
@@ -153,9 +161,11 @@ class Applier:
             m.LoadVersion(version=command.version, snapshot=snapshot),
             timeout_s=LOAD_TIMEOUT_S,
         )
-        await call(engine, m.AdmitRequests())
         held_s = self._parts.now_s() - started_s
-        await call("gateway", m.OpenDoorAt(engine=engine))
+        if self._due[engine] == command.version:
+            await call(engine, m.AdmitRequests())
+            held_s = self._parts.now_s() - started_s
+            await call("gateway", m.OpenDoorAt(engine=engine))
         self._parts.observe(
             VersionPublished(
                 engine=engine,

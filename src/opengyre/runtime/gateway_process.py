@@ -5,6 +5,7 @@ bytes are synced; a newly connected engine's door is shut until the controller o
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,19 @@ from opengyre.seams.records import TurnRecord
 from opengyre.store.segments import SegmentWriter
 from opengyre.transport.engine_link import RemoteEngine
 
+log = logging.getLogger(__name__)
+
+RECONNECT_S = 1.0
+MAX_RECONNECTS = 10
+
 
 class GatewayProcess:
-    """Handles what the controller asks."""
+    """Handles what the controller asks, and keeps the links to its engines."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, child: Child, tasks: asyncio.TaskGroup) -> None:
         self._gateway = gateway
+        self._child = child
+        self._tasks = tasks
         self._links: dict[str, RemoteEngine] = {}
 
     async def handle(self, message: Any) -> m.Message | None:
@@ -71,6 +79,42 @@ class GatewayProcess:
         self._links[message.engine] = link
         self._gateway.connect_engine(message.engine, link, message.incarnation)
         self._gateway.close_door(message.engine)
+        self._tasks.create_task(self._keep(link, message))
+
+    async def _keep(self, link: RemoteEngine, message: m.ConnectEngine) -> None:
+        """Until the controller disconnects the engine: make a broken connection again.
+
+        The engine may have died, which the controller will tell, or only the connection.
+        """
+        while True:
+            await link.lost.wait()
+            for _ in range(MAX_RECONNECTS):
+                if self._links.get(message.engine) is not link:
+                    return
+                if (made := await self._reconnect(link, message)) is not None:
+                    link = made
+                    break
+                await asyncio.sleep(RECONNECT_S)
+            else:
+                lost = m.LinkLost(engine=message.engine, incarnation=message.incarnation)
+                self._child.tell(lost)
+                return
+
+    async def _reconnect(self, old: RemoteEngine, message: m.ConnectEngine) -> RemoteEngine | None:
+        link = RemoteEngine(message.link_address, name=message.engine)
+        try:
+            await link.open()
+        except BoundaryError as error:
+            log.warning("%s: no new connection: %s", message.engine, error)
+            await link.close()
+            return None
+        if self._links.get(message.engine) is not old:
+            await link.close()
+            return link
+        self._links[message.engine] = link
+        self._gateway.reconnect_engine(message.engine, link)
+        await old.close()
+        return link
 
     async def _disconnect(self, engine: str) -> None:
         link = self._links.pop(engine, None)
@@ -149,7 +193,7 @@ async def main(address: str, child: Child, *, build: BuildGateway = build_gatewa
             raise BoundaryError("gateway", "expected a gateway's setup", retryable=False)
         gateway, recorder = build(setup, ToController(child).events())
         async with gateway:
-            process = GatewayProcess(gateway)
+            process = GatewayProcess(gateway, child, tasks)
             child.serve_with(process.handle)
             child.tell(m.GatewayReady(host=gateway.host, port=gateway.port))
             await child.quit.wait()

@@ -277,6 +277,13 @@ class ContinuedTold(Message, frozen=True, kw_only=True):
     num_tokens_so_far: int
 
 
+class LinkLost(Message, frozen=True, kw_only=True):
+    """The connection to a living engine broke and cannot be made again."""
+
+    engine: str
+    incarnation: int
+
+
 class Quit(Message, frozen=True, kw_only=True):
     """Finish and exit with 0."""
 

@@ -88,8 +88,9 @@ class Processes:
             member.ready.set_result(message)
 
     def is_alive(self, name: str) -> bool:
+        """Is it connected? One whose connection is gone is dead, or ends by itself."""
         member = self._members.get(name)
-        return member is not None and member.peer is not None
+        return member is not None and member.peer is not None and not member.peer.closed.is_set()
 
     def incarnation(self, name: str) -> int:
         """Of the one that lives or starts now; 0 if there is none."""
@@ -111,6 +112,10 @@ class Processes:
         member = self._members.get(name)
         if member is not None:
             self._launcher.kill(name, member.incarnation)
+
+    def fence(self, name: str, incarnation: int) -> None:
+        """`kill`, if it is still this life."""
+        self._launcher.kill(name, incarnation)
 
     def _exited(self, name: str, incarnation: int, returncode: int) -> None:
         """The launcher's exit notice."""

@@ -82,7 +82,9 @@ class Run:
         socket = opened.sockets / "controller.sock"
         self.processes = Processes(opened.folder.logs, address=f"unix:{socket}")
         self.steps = Steps(self._step_parts(config))
-        self.told = Told(book=self.book, steps=self.steps, observe=self.observe)
+        self.told = Told(
+            book=self.book, steps=self.steps, observe=self.observe, fence=self.processes.fence
+        )
         self.results = Results(self.book, self.observe)
         self.notes: list[tuple[float, str]] = []
         self.step_reports: list[dict[str, Any]] = []

@@ -90,9 +90,12 @@ class Steps:
         return self._snapshots[version]
 
     async def expose_anew(self, version: int) -> Descriptor:
-        """A core that was started again exposes what it restored."""
+        """A core that was started again exposes what it restored; engines load it from now on."""
         self._snapshots.clear()
-        return await self.expose(version)
+        snapshot = await self.expose(version)
+        if version in self._published:
+            self._published = {version: snapshot}
+        return snapshot
 
     async def publish(self, version: int) -> None:
         """From now on `version` is what engines load."""

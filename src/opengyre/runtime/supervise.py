@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 3
 HANG_CHECK_S = 1.0
+ANNOUNCE_RETRY_S = 1.0
+ANNOUNCE_PATIENCE_S = 60.0
 CELL_MODULE = "opengyre.runtime.cell_process"
 GATEWAY_MODULE = "opengyre.runtime.gateway_process"
 
@@ -78,7 +80,7 @@ class Supervisor:
             )
             cells = [starts.create_task(self._start(engine)) for engine in self._engines]
         for cell in cells:
-            await self._announce(cell.result())
+            await self._bring_in(cell.result())
         ready: m.GatewayReady = gateway.result()
         return ready
 
@@ -112,10 +114,35 @@ class Supervisor:
             return
         try:
             await self._processes.call("gateway", m.EngineGone(engine=name))
-            await self._announce(await self._start(name))
+            ready = await self._start(name)
         except (BoundaryError, ConfigError) as error:
             log.warning("%s could not be replaced: %s", name, error)
             self._processes.kill(name)
+        else:
+            await self._bring_in(ready)
+
+    async def _bring_in(self, ready: m.CellReady) -> None:
+        """Announce it, once more while the weights are away: their holder may be starting too.
+
+        What dies before it is announced is replaced like everything that dies.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + ANNOUNCE_PATIENCE_S
+        while self._is_current(ready):
+            try:
+                return await self._announce(ready)
+            except BoundaryError as error:
+                log.warning("%s could not be announced: %s", ready.engine, error)
+            if loop.time() > deadline_s:
+                self._processes.kill(ready.engine)
+                return
+            await asyncio.sleep(ANNOUNCE_RETRY_S)
+
+    def _is_current(self, ready: m.CellReady) -> bool:
+        return (
+            self._processes.is_alive(ready.engine)
+            and self._processes.incarnation(ready.engine) == ready.incarnation
+        )
 
     async def _start(self, engine: str) -> m.CellReady:
         self._incarnations[engine] += 1
@@ -138,11 +165,10 @@ class Supervisor:
 
     async def _announce(self, ready: m.CellReady) -> None:
         """Bring it to its version, connect it, tell the scheduler."""
-        version = ready.version
-        if ready.engine == CORE and (durable := self._durable()) is not None:
-            version = durable.version
-            await self._restore_core(durable)
-        elif (published := self._steps.last_published) is not None:
+        version, published = ready.version, self._steps.last_published
+        if ready.engine == CORE and published is not None:
+            version = await self._restore_core(ready.version)
+        elif published is not None:
             version, snapshot = published
             message = m.LoadVersion(version=version, snapshot=snapshot)
             await self._processes.call(ready.engine, message)
@@ -150,15 +176,23 @@ class Supervisor:
             engine=ready.engine, incarnation=ready.incarnation, link_address=ready.link_address
         )
         await self._processes.call("gateway", connect)
+        if not self._is_current(ready):
+            raise BoundaryError(ready.engine, "it died meanwhile", retryable=False)
         engine = self._engines[ready.engine].engine
         self._inbox.tell(EngineReady(engine=engine, incarnation=ready.incarnation, version=version))
 
-    async def _restore_core(self, durable: Durable) -> None:
-        """Weights and optimizer from disk; what the dead core exposed is not asked for again."""
-        call = self._processes.call
-        await call(CORE, m.RestoreState(folder=str(durable.folder)))
-        snapshot = await self._steps.expose_anew(durable.version)
-        await call(CORE, m.LoadVersion(version=durable.version, snapshot=snapshot))
+    async def _restore_core(self, first_version: int) -> int:
+        """Weights and optimizer from disk, or those it starts with; returns their version.
+
+        What the dead core exposed may be gone with it, and is not asked for again.
+        """
+        call, version = self._processes.call, first_version
+        if (durable := self._durable()) is not None:
+            version = durable.version
+            await call(CORE, m.RestoreState(folder=str(durable.folder)))
+        snapshot = await self._steps.expose_anew(version)
+        await call(CORE, m.LoadVersion(version=version, snapshot=snapshot))
+        return version
 
 
 async def _fail(error: BaseException) -> None:

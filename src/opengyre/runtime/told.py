@@ -18,11 +18,17 @@ class Told:
     """`handle` is the handler of every child's connection."""
 
     def __init__(
-        self, *, book: Book, steps: Steps, observe: Callable[[AnyObservation], None]
+        self,
+        *,
+        book: Book,
+        steps: Steps,
+        observe: Callable[[AnyObservation], None],
+        fence: Callable[[str, int], None],
     ) -> None:
         self._book = book
         self._steps = steps
         self._observe = observe
+        self._fence = fence
         self.num_sampled_tokens = 0
         self.num_continued = 0
 
@@ -37,6 +43,8 @@ class Told:
             case m.HoldTold():
                 one = self._book.executions[message.execution]
                 one.held.set(message.is_held, asyncio.get_running_loop().time())
+            case m.LinkLost():
+                self._fence(message.engine, message.incarnation)
             case m.ContinuedTold():
                 self._tell_continued(message)
             case _:

@@ -1,0 +1,173 @@
+"""What goes wrong in a seeded world, and when: drawn before the run, done at an event of it.
+
+Owns: faults, their triggers, and doing them. Must not know: any rule of the system. Invariants:
+a fault happens once, at the n-th event of a kind or at a step; after the last one nothing more
+goes wrong, so everything must finish.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+from tests.sim.seeded_hosts import WorldLoop
+from tests.sim.seeded_loop import Host
+from tests.sim.seeded_wire import MemoryTransport
+
+_TYPE = b"\xa4type"
+EVENTS = (
+    *("ExposeWeights", "Exposed", "JoinStep", "Joined", "Claim", "Claimed", "Finished"),
+    *("ShareGradients", "Gradients", "ReduceStep", "Reduced", "UpdateStep", "Updated"),
+    *("SaveState", "DropStep", "FreezeAll", "Frozen", "AdmitRequests", "LoadVersion", "Loaded"),
+    *("BeTrainer", "RoleTaken", "BeEngine", "ShutDoor", "OpenDoorAt", "SetRoutes"),
+    *("ConnectEngine", "OpenSession", "CloseSession", "TurnTold", "HoldTold", "ContinuedTold"),
+    *("Submit", "ChunksTold", "Cancel", "Abandon", "EngineGone", "RestoreState"),
+    *("work:pull_all", "work:run", "work:open_step", "work:_sync_files", "work:commit"),
+)
+SHORT_S = (0.05, 0.5, 3.0)
+LONG_S = (3.0, 12.0, 40.0, 70.0, 135.0)
+
+
+class Harm(StrEnum):
+    KILL = "kill"
+    STOP = "stop"
+    CUT_LINK = "cut the engine link of"
+    CUT_CONTROL = "cut the controller from"
+    STOP_GATEWAY = "stop the gateway beside"
+    SLOW_LOADS = "make every load slow beside"
+    KILL_GATEWAY = "kill the gateway beside"
+    CRASH = "crash the controller beside"
+    POWER_LOSS = "lose power beside"
+
+
+ENDS_THE_RUN = frozenset({Harm.KILL_GATEWAY, Harm.CRASH, Harm.POWER_LOSS})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """At the `number`-th `event` ("step": at that step of the loop) harm `engine`; "" is the
+    engine that the event is about, if it is one. `lasts_s` of a stop."""
+
+    event: str
+    number: int
+    harm: Harm
+    engine: str
+    lasts_s: float
+    delay_s: float
+
+    def __str__(self) -> str:
+        when = f"step {self.number}" if self.event == "step" else f"{self.event} {self.number}"
+        return f"{self.harm} {self.engine or 'it'} at {when} (+{self.delay_s} s, {self.lasts_s} s)"
+
+
+def draw_faults(rng: Random, engines: tuple[str, ...], *, num_most: int) -> tuple[Fault, ...]:
+    """Up to `num_most`, at most one of those that end the run."""
+    faults = [_draw(rng, engines) for _ in range(rng.randint(0, num_most))]
+    if rng.random() < 0.12:
+        harm = rng.choice([Harm.KILL_GATEWAY, Harm.CRASH, Harm.CRASH, Harm.POWER_LOSS])
+        faults.append(_draw(rng, engines, harm))
+    return tuple(faults)
+
+
+def _draw(rng: Random, engines: tuple[str, ...], harm: Harm | None = None) -> Fault:
+    is_at_step = rng.random() < 0.3
+    often = [Harm.KILL] * 6 + [Harm.STOP] * 4
+    rare = [Harm.CUT_LINK, Harm.CUT_LINK, Harm.CUT_CONTROL, Harm.STOP_GATEWAY, Harm.SLOW_LOADS]
+    harm = harm or rng.choice(often + rare)
+    return Fault(
+        event="step" if is_at_step else rng.choice(EVENTS),
+        number=rng.randint(200, 6000) if is_at_step else rng.choice([1, 1, 2, 3, 5, 8]),
+        harm=harm,
+        engine="" if rng.random() < 0.5 else rng.choice(engines),
+        lasts_s=rng.choice(SHORT_S if harm is Harm.STOP_GATEWAY else SHORT_S + LONG_S),
+        delay_s=rng.choice([0.0, 0.0, 0.0005, 0.01]),
+    )
+
+
+class Fate:
+    """Watches a world's events and does its faults. `on_end` is called for a crash."""
+
+    def __init__(
+        self, loop: WorldLoop, faults: tuple[Fault, ...], engines: tuple[str, ...]
+    ) -> None:
+        self._loop = loop
+        self._left = list(faults)
+        self._engines = engines
+        self._counts: Counter[str] = Counter()
+        self.done: list[Fault] = []
+        self.ending: Harm | None = None
+        self.load_factor = 1.0
+
+    def see_write(self, end: MemoryTransport, data: bytes) -> None:
+        """A frame is written; the first message in it is the event."""
+        at = data.find(_TYPE)
+        if at >= 0 and self._left:
+            size = data[at + len(_TYPE)] & 0x1F
+            name = data[at + len(_TYPE) + 1 :][:size].decode(errors="replace")
+            names = [host.name for host in (end.host, end.other.host) if host is not None]
+            self.happens(name, next((one for one in names if one in self._engines), ""))
+
+    def see_work(self, name: str, host: Host | None) -> None:
+        self.happens(f"work:{name}", "" if host is None else host.name)
+
+    def see_step(self) -> None:
+        if self._left:
+            for fault in [one for one in self._left if one.event == "step"]:
+                if self._loop.num_steps >= fault.number:
+                    self._do(fault, "")
+
+    def happens(self, event: str, who: str) -> None:
+        self._counts[event] += 1
+        for fault in [one for one in self._left if one.event == event]:
+            if self._counts[event] == fault.number:
+                self._do(fault, who)
+
+    def _do(self, fault: Fault, who: str) -> None:
+        self._left.remove(fault)
+        engine = fault.engine or (who if who in self._engines else "")
+        engine = engine or self._engines[self._loop.num_steps % len(self._engines)]
+        if fault.delay_s > 0:
+            self._loop.in_world(fault.delay_s, lambda: self._harm(fault, engine))
+        else:
+            self._harm(fault, engine)
+
+    def _harm(self, fault: Fault, engine: str) -> None:
+        loop, child = self._loop, self._loop.children.get(engine)
+        gateway = loop.children.get("gateway")
+        if child is None or gateway is None or self.ending is not None:
+            return
+        self.done.append(fault)
+        match fault.harm:
+            case Harm.KILL:
+                loop.kill_host(child.host)
+            case Harm.STOP:
+                loop.stop_host(child.host, fault.lasts_s)
+            case Harm.CUT_LINK:
+                self._cut(f"/{engine}-")
+            case Harm.CUT_CONTROL:
+                self._cut("/controller.sock", child.host)
+            case Harm.STOP_GATEWAY:
+                loop.stop_host(gateway.host, fault.lasts_s)
+            case Harm.SLOW_LOADS:
+                self.load_factor = 200.0
+                loop.in_world(60.0, self._load_well)
+            case Harm.KILL_GATEWAY:
+                self.ending = fault.harm
+                loop.kill_host(gateway.host)
+            case Harm.CRASH | Harm.POWER_LOSS:
+                self.ending = fault.harm
+                self._crash(is_everything=fault.harm is Harm.POWER_LOSS)
+
+    def _load_well(self) -> None:
+        self.load_factor = 1.0
+
+    def _cut(self, place: str, host: Host | None = None) -> None:
+        for end in list(self._loop.net.ends):
+            if place in end.name and (host is None or end.host is host):
+                end.cut()
+
+    def _crash(self, *, is_everything: bool) -> None:
+        """kill -9 of the controller, and of the agents, whose watchers follow it."""
+        for host in list(self._loop.hosts):
+            if is_everything or host.name == "controller" or host.name.startswith("agent-"):
+                self._loop.kill_host(host)
