@@ -235,7 +235,8 @@ class Truth:
         wanted = self.config.supply_fraction * self.config.groups_per_step
         if min(num_ready, num_free) >= wanted:
             return True
-        return is_core and not self.of_state("live") and num_ready >= 1
+        is_serving = self.engines[CORE].role is CellRole.ROLLOUT
+        return is_core and is_serving and not self.of_state("live") and num_ready >= 1
 
     def supplied_since_s(self, *, is_core: bool) -> float | None:
         """The start of the unbroken time for which 7c held; a step that opens restarts it."""

@@ -191,7 +191,8 @@ class Shell:
             self.tell_either(f.CommandApplied(command_id=command.command_id))
             return
         if isinstance(command, c.Admit) and not self._can_join(command):
-            self.tell(f.CommandFailed(command_id=command.command_id, reason="too late to join"))
+            late = f.CommandFailed(command_id=command.command_id, reason="too late to join")
+            self.tell(late)
             return
         incarnation = self._incarnation(command)
         self._effect(command)
@@ -215,9 +216,11 @@ class Shell:
         self.tell(fact)
 
     def _is_stale(self, command: c.AnyCommand) -> bool:
-        """It names a step that is gone by now."""
+        """It names a step that is gone by now, or a cell that was dropped from it."""
         if not isinstance(command, c.Offer | c.Admit | c.DropMember):
             return False
+        if isinstance(command, c.Admit) and self.stream is not None:
+            return self.stream.step != command.step or command.cell in self.stream.dropped
         return self.stream is None or self.stream.step != command.step
 
     def _commit(self, command: c.CloseStep, *, is_trainable: bool) -> None:
@@ -358,14 +361,14 @@ class Shell:
         return moves
 
     def victims(self, who: str) -> list[Process]:
-        """The core, the satellites of the open step, or all engines that hold executions."""
+        """The core, the satellites with work of the open step, or all that hold executions."""
         alive = [one for one in self.processes.values() if one.is_alive]
-        members = [] if self.stream is None else self.stream.members
+        workers = set() if self.stream is None else set(self.stream.holder.values())
         match who:
             case "core":
                 return [one for one in alive if one.cell == 0]
             case "member":
-                return [one for one in alive if one.cell != 0 and one.cell in members]
+                return [one for one in alive if one.cell != 0 and one.cell in workers]
             case _:
                 places = {life.place for life in self.truth.executions.values()}
                 return [one for one in alive if one.engine in places]
