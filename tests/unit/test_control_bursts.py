@@ -119,6 +119,18 @@ def test_nothing_is_dispatched_while_the_checkpoint_is_not_durable() -> None:
     assert desk.waiting_for[0] == "boundary waits for checkpointing version 1"
 
 
+def test_a_checkpoint_with_an_unknown_answer_fences_the_core_and_its_step_is_redone() -> None:
+    desk = Desk(make_config(), c.Checkpoint).start()
+    desk.train("g00000", "g00001")
+    desk.fail(desk.last(c.Checkpoint), is_unknown=True)
+    given = desk.settle()
+    assert [one.engine for one in given if isinstance(one, c.Fence)] == ["c0"]
+    assert desk.view.phase is Phase.RUNNING
+    desk.bring_back("c0", version=0)
+    desk.settle()
+    assert (desk.view.step, desk.view.steps_done) == (1, 0)
+
+
 def test_a_failed_checkpoint_ends_the_run_as_failed() -> None:
     desk = Desk(make_config(), c.Checkpoint).start()
     desk.train("g00000", "g00001")

@@ -94,6 +94,8 @@ def _failed(
             _suspect(run, run.cells[command.cell].engine, command, fact.reason)
         case c.OpenStep() | c.CloseStep() | c.Expose():
             _suspect(run, run.core.engine, command, fact.reason)
+        case c.Checkpoint() if isinstance(fact, CommandUnknown):
+            _suspect(run, run.core.engine, command, fact.reason)
         case c.DispatchGroups() | c.DispatchEval() | c.Checkpoint():
             _fail_run(run, command, fact.reason)
         case c.Admit() | c.DropMember() | c.Offer():

@@ -208,7 +208,8 @@ def returned(run: RunState, cell: Cell, version: int) -> None:
 def enter_bound(run: RunState) -> None:
     """Cells that serve no rollout go straight to training; they have nothing to move."""
     for cell in sorted(run.topology.to_enter.values(), key=lambda one: one.cell):
-        if not cell.is_wanted and run.burst.phase is not Phase.RUNNING:
+        is_early = cell.is_fixed and run.burst.phase is not Phase.RUNNING
+        if is_early or (cell.is_wanted and run.transitions):
             continue
         why = "it was in training when it died" if cell.is_wanted else "it always trains"
         run.topology.move_cell(cell, CellRole.LEAVING)
