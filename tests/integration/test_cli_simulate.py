@@ -123,7 +123,9 @@ def test_a_value_can_be_replaced(small: Path) -> None:
 def test_out_gets_the_table_and_a_picture(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "results" / "one"
     assert gyre(small, "--seeds", "1", "--out", out)[0] == 0
-    assert sorted(path.name for path in out.iterdir()) == ["lanes.png", "table.csv", "table.json"]
+    written = sorted(path.name for path in out.iterdir())
+    assert written == ["lanes.png", "scenarios.json", "table.csv", "table.json"]
+    assert json.loads((out / "scenarios.json").read_text())[0]["schedule"]["max_staleness"] == 3
     assert (out / "lanes.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((out / "table.json").read_text())[0]["name"] == "small"
 
@@ -145,6 +147,13 @@ def test_the_durations_of_a_recorded_run_can_be_simulated(small: Path, recorded:
     (again,) = rows_of(small, "--from", recorded, "--set", "workload.mean_s=5.0")
     assert again["wall_s"] == row["wall_s"]
     assert row["wall_s"] < rows_of(small)[0]["wall_s"]
+
+
+def test_a_simulated_run_that_fails_is_shown_and_ends_with_exit_1(small: Path) -> None:
+    code, out, err = gyre(small, "--seeds", "1", "--set", "workload.void_rate=0.99", "--json")
+    assert code == 1
+    assert json.loads(out)[0]["failed"] is True
+    assert err.startswith("gyre: small elastic: a simulated run failed: ")
 
 
 def test_a_folder_is_a_table_of_its_scenarios(small: Path) -> None:

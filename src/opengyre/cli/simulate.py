@@ -61,7 +61,7 @@ class SimulateOptions:
     as_csv: Annotated[bool, typer.Option("--csv", help="print CSV, nothing else")] = False
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="write table.json, table.csv and lanes.png here"),
+        typer.Option("--out", metavar="DIR", help="write tables, lanes.png and the scenarios here"),
     ] = None
 
 
@@ -180,7 +180,8 @@ def _print_runs(runs: list["Ran"], options: SimulateOptions) -> None:
     rows = [as_json(one.row, reference) for one in runs]
     csv_text = as_csv([one.row for one in runs], reference)
     if options.out is not None:
-        _write(options.out, rows, csv_text)
+        scenarios = [one.config for one in runs]
+        _write(options.out, rows, csv_text, scenarios)
         write_lanes(runs, options.out / "lanes.png")
     if options.as_json or options.as_csv:
         _print_data(rows, csv_text, options)
@@ -188,9 +189,7 @@ def _print_runs(runs: list["Ran"], options: SimulateOptions) -> None:
         lines = table(text_rows([one.row for one in runs], reference))
         notes = [f"{one.row.name} {one.row.policy}: {one.row.note}" for one in runs if one.row.note]
         _print_lines([*lines, *notes, *lane_lines(runs)])
-    if failed := next((one.row for one in runs if one.row.reason), None):
-        typer.echo(f"gyre: {failed.name}: a simulated run failed: {failed.reason}", err=True)
-        raise typer.Exit(ExitCode.FAILED)
+    _end({f"{one.row.name} {one.row.policy}": one.row.reason for one in runs})
 
 
 def _print_paper(
@@ -203,20 +202,36 @@ def _print_paper(
     rows = paper_table(configs, bench)
     data = [as_json(one) for one in rows]
     if options.out is not None:
-        _write(options.out, data, csv_of(data))
+        _write(options.out, data, csv_of(data), configs)
     if options.as_json or options.as_csv:
-        return _print_data(data, csv_of(data), options)
-    _print_lines(table([text_cells(one) for one in rows]))
+        _print_data(data, csv_of(data), options)
+    else:
+        _print_lines(table([text_cells(one) for one in rows]))
+    _end({one.row: one.reason for one in rows})
+
+
+def _end(reasons: dict[str, str]) -> None:
+    """Exit 1 if a simulated run failed, with the first reason."""
+    if failed := next((name for name, reason in reasons.items() if reason), None):
+        typer.echo(f"gyre: {failed}: a simulated run failed: {reasons[failed]}", err=True)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _print_data(rows: list[dict[str, Any]], csv_text: str, options: SimulateOptions) -> None:
     typer.echo(json.dumps(rows, indent=2) if options.as_json else csv_text.rstrip("\n"))
 
 
-def _write(folder: Path, rows: list[dict[str, Any]], csv_text: str) -> None:
+def _write(
+    folder: Path,
+    rows: list[dict[str, Any]],
+    csv_text: str,
+    scenarios: list["SimulationConfig"],
+) -> None:
+    resolved = [one.model_dump(mode="json") for one in scenarios]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "table.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        for name, data in (("table.json", rows), ("scenarios.json", resolved)):
+            (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         (folder / "table.csv").write_text(csv_text, encoding="utf-8")
     except OSError as error:
         reason = error.strerror or str(error)

@@ -19,7 +19,8 @@ from opengyre.simulate.compare import Bench, Ran, best_split
 class PaperRow:
     """`ours` and `ours_sd`: ratio of means to the reference, and the deviation over seeds of the
     ratio to the reference's run of the same seed. best_split_cells, best_split_ours: for an async
-    row, the number of training cells with the least mean wall time, and its ratio."""
+    row, the number of training cells with the least mean wall time, and its ratio. reason: why a
+    run failed, empty if none did."""
 
     row: str
     published: float
@@ -31,6 +32,7 @@ class PaperRow:
     training_cells: int
     best_split_cells: int | None
     best_split_ours: float | None
+    reason: str
 
     @property
     def relative_error(self) -> float:
@@ -70,6 +72,7 @@ def as_json(row: PaperRow) -> dict[str, Any]:
         "training_cells": row.training_cells,
         "best_split_cells": row.best_split_cells,
         "best_split_ours": row.best_split_ours,
+        "reason": row.reason,
     }
 
 
@@ -116,4 +119,5 @@ def _row(ran: Ran, reference: Ran, best: Ran | None) -> PaperRow:
         training_cells=ran.config.schedule.num_training_cells,
         best_split_cells=best.config.schedule.num_training_cells if best else None,
         best_split_ours=best.row.wall_s / reference.row.wall_s if best else None,
+        reason=ran.row.reason,
     )
