@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from opengyre.cli import config, run, simulate, train
+from opengyre.cli import config, plan, run, simulate, train
 from opengyre.cli.errors import GyreGroup
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(train.train)
 app.command(name="simulate")(simulate.simulate)
+app.command(name="plan")(plan.plan)
 app.add_typer(run.run_app, name="run")
 app.add_typer(config.app, name="config")
 

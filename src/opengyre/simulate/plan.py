@@ -85,9 +85,9 @@ class Trials:
     bench: Bench
     max_layouts: int
     workload: Workload = field(init=False)
-    num_runs: int = 0
-    _known: dict[tuple[Layout, int, int], Tried] = field(default_factory=dict)
-    _seen: set[Layout] = field(default_factory=set)
+    num_runs: int = field(init=False, default=0)
+    _known: dict[tuple[Layout, int, int], Tried] = field(init=False, default_factory=dict)
+    _seen: set[Layout] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.workload = self.bench.workload or workload_of(self.config.workload)
