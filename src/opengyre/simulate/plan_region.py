@@ -1,9 +1,10 @@
 """Where elasticity pays and where it does not: the plan's winners on changed workloads.
 
-Owns: the axes of the region and its points. Must not know: the search, pictures. Invariants: at
 Owns: the axes of the region and its points. Must not know: the search, pictures. Invariants: all
 policies see the same traces; every policy may take another (mu, phi), and the static split is swept
 anew; the elastic and the colocated winner keep their cells.
+"""
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
