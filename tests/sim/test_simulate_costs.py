@@ -133,6 +133,12 @@ def test_a_role_change_costs_its_seconds_times_the_cell_s_devices() -> None:
     assert result.device_seconds[Bucket.MOVING] == pytest.approx(moving_s)
 
 
+def test_the_core_has_its_own_weights_and_loads_none() -> None:
+    plain = make_scenario(config=make_config(**ONE_CELL))
+    slow = with_costs(plain, "switch", load_s=500.0, join_s=500.0)
+    assert simulate(slow, SEED) == simulate(plain, SEED)
+
+
 def test_without_handoff_every_moved_request_is_recomputed_and_with_it_blocks_are_read() -> None:
     scenario = with_costs(make_scenario(), "tools", share=0.0)
     handed = simulate(scenario, SEED)

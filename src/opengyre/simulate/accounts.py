@@ -49,10 +49,16 @@ class Books:
     """`settle` before any level changes; every method here does.
 
     `leaving_slots`: the slots that the next role change takes out of rollout; None if the roles
-    never change.
+    never change. `max_stretches` bounds the lanes.
     """
 
-    def __init__(self, accounts: list[Account], *, leaving_slots: int | None) -> None:
+    def __init__(
+        self,
+        accounts: list[Account],
+        *,
+        leaving_slots: int | None,
+        max_stretches: int = MAX_STRETCHES,
+    ) -> None:
         self.now = Levels()
         self.by_engine = {account.engine: account for account in accounts}
         self.seconds_by_bucket = dict.fromkeys(Bucket, 0.0)
@@ -62,6 +68,7 @@ class Books:
         self.num_left_out = 0
         self._settled_s = 0.0
         self._leaving_slots = leaving_slots
+        self._max_stretches = max_stretches
         for account in accounts:
             self.now.devices_by_mode[account.mode] += account.devices
             self.now.num_used_by_size[account.devices, account.slots] = 0
@@ -174,7 +181,7 @@ class Books:
     def _draw(self, account: Account, now_s: float) -> None:
         if now_s <= account.since_s:
             return
-        if len(self.lanes) >= MAX_STRETCHES:
+        if len(self.lanes) >= self._max_stretches:
             self.num_left_out += 1
             return
         self.lanes.append(
