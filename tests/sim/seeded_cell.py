@@ -21,6 +21,8 @@ from opengyre.runtime.planes import open_planes, pull_all
 from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
 from opengyre.seams.weights import Descriptor
 from opengyre.trainer.emulated import NAME, EmulatedCell, EmulatedSettings
+from opengyre.trainer.wire import micro_step
+from opengyre.trajectory.groups import Row
 from opengyre.transport.engine_link import EngineServer
 from tests.sim.seeded_policy import respond
 
@@ -71,6 +73,10 @@ class WatchedEngine(ScriptedEngine):
         self._loading = None
         self._lineage.tell(version, self._new, self.name)
 
+    @property
+    def is_loading(self) -> bool:
+        return self._loading is not None
+
     async def release(self) -> None:
         await super().release()
         self.is_released = True
@@ -102,6 +108,7 @@ class WatchedCell(EmulatedCell):
         self._lineage = lineage
         self._wrong = wrong
         self._opened: tuple[int, int] | None = None
+        self.last_update: Any = None
 
     def open_step(self, step: int, version: int, snapshot: Descriptor | None) -> int:
         verified = super().open_step(step, version, snapshot)
@@ -116,8 +123,10 @@ class WatchedCell(EmulatedCell):
         return super().run(micro_step)
 
     def update(self, version: int) -> UpdateNorms:
+        before = self.parameters()[NAME]
         norms = super().update(version)
         self._opened = None
+        self.last_update = self.parameters()[NAME] - before
         if norms.is_applied:
             self._lineage.by_version.pop(version, None)
             self._lineage.tell(version, self.parameters()[NAME], f"{self._name} updated")
@@ -126,6 +135,20 @@ class WatchedCell(EmulatedCell):
     def expose_weights(self, version: int) -> Descriptor:
         self._lineage.tell(version, self.parameters()[NAME], f"{self._name} exposes")
         return super().expose_weights(version)
+
+
+def update_by(rows: Sequence[Row]) -> Any:
+    """What these rows add to the weights, in one micro-step of one cell (P9)."""
+    nowhere: Any = None
+    settings = EmulatedSettings(num_weights=NUM_WEIGHTS)
+    cell = EmulatedCell(weights=nowhere, gradients=nowhere, settings=settings)
+    cell.open_step(0, 0, None)
+    before = cell.parameters()[NAME]
+    if rows:
+        cell.run(micro_step(rows, step=0, number=0, version=0))
+    cell.reduce([])
+    cell.update(1)
+    return cell.parameters()[NAME] - before
 
 
 @contextlib.asynccontextmanager
@@ -139,11 +162,10 @@ async def build_cell(
         planes = stack.enter_context(open_planes(setup, steps_per_burst=steps_per_burst))
         engine = WatchedEngine(setup.engine, config, watch.lineage, watch.wrong)
         watch.engines[setup.engine] = engine
-        backend = (
-            None
-            if setup.cell is None
-            else WatchedCell(setup.engine, planes, watch.lineage, watch.wrong)
-        )
+        backend = None
+        if setup.cell is not None:
+            backend = WatchedCell(setup.engine, planes, watch.lineage, watch.wrong)
+            watch.cells[setup.engine] = backend
         async with EngineServer(engine, setup.link_address) as link:
             link.close_door()
             yield CellParts(

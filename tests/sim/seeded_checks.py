@@ -38,6 +38,7 @@ from opengyre.views.check_tokens import TokenChecks
 from opengyre.views.findings import CheckResult
 from opengyre.views.fold import Fold
 from opengyre.views.replay import replay
+from opengyre.views.run_state import RunState
 
 Wrong = Callable[[str], None]
 
@@ -58,6 +59,11 @@ class RowChecks:
             Coverage(self._boundaries),
             TrainingPrefix(self._boundaries),
         ]
+
+    @property
+    def state(self) -> RunState:
+        """What the journal tells so far."""
+        return self._fold.state
 
     def see(self, row: Row) -> None:
         self.rows.append(row)

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from opengyre.seams.records import SegmentRef
 from opengyre.store.codec import JournalValue, decode, kind_of
 from opengyre.store.journal import BATCH_S, Journal, Row
 from tests.sim.seeded_hosts import WorldLoop
@@ -30,6 +31,11 @@ class Disk:
         if name == "_sync_files":
             for fd in call.args[-1]:
                 self.synced_bytes[os.readlink(f"/proc/self/fd/{fd}")] = os.fstat(fd).st_size
+
+    def is_synced(self, tokens: Path, ref: SegmentRef) -> bool:
+        """Is this token record on disk?"""
+        path = tokens / f"{ref.segment:04d}.seg"
+        return self.synced_bytes.get(str(path), 0) > ref.offset_bytes
 
     def lose_power(self, rng: Random, tokens: Path) -> list[Row]:
         """The rows that are left; token files keep what was synced and a torn tail."""

@@ -19,6 +19,7 @@ from opengyre.seams.harness import (
 )
 from tests.sim.seeded_agent import Agent, Crash, Habits
 from tests.sim.seeded_hosts import WorldLoop
+from tests.sim.seeded_loop import Host
 
 
 class SeededSandbox:
@@ -41,7 +42,7 @@ class SeededSandbox:
         self._num_launches = 0
         self.on_launch: Callable[[str], None] = lambda execution: None
         self.num_answers = 0
-        self.running: dict[str, int] = {}
+        self.running: dict[str, Host] = {}
 
     async def run(
         self,
@@ -88,10 +89,12 @@ class SeededSandbox:
                 ended.set()
 
         host = self._loop.start_host(name, body)
+        self.running[spec.execution] = host
         try:
             cause = await self._until(spec, held_s, stop=stop, ended=ended)
         finally:
             self._loop.kill_host(host)
+            del self.running[spec.execution]
             self.num_answers += agent.num_answers
         if cause is not None:
             return _result(cause, "ended by us")

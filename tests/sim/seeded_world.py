@@ -17,8 +17,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from opengyre.config.root import RunConfig
+from opengyre.control.commands import Checkpoint, OpenDoor, Plan
 from opengyre.control.config import EngineSpec, SchedulerConfig
+from opengyre.control.facts import CommandApplied, ExecutionClosed
 from opengyre.engines.scripted import ScriptedConfig
 from opengyre.gateway.gateway import Gateway, GatewayEvents
 from opengyre.harness.selftest import OpenSandbox, SandboxReport
@@ -28,18 +32,21 @@ from opengyre.runtime.child import Child
 from opengyre.runtime.opening import Clock, OpenRun
 from opengyre.runtime.prepare import Prepared
 from opengyre.runtime.run import Run, RunEnd
-from opengyre.seams.errors import ConfigError, words_of
+from opengyre.seams.errors import BoundaryError, ConfigError, words_of
 from opengyre.seams.harness import Level
-from opengyre.seams.records import SegmentRef, TokenRecord
+from opengyre.seams.records import TokenRecord
 from opengyre.seams.tasks import Task
+from opengyre.store.checkpoints import Checkpoints
 from opengyre.store.journal import Row
+from opengyre.store.observations import StepReport, TurnRecorded
 from opengyre.store.run_folder import RunFolder
 from opengyre.store.segments import SegmentWriter
 from tests.sim.seeded_agent import Habits
-from tests.sim.seeded_cell import Lineage, build_cell
+from tests.sim.seeded_cell import Lineage, WatchedCell, WatchedEngine, build_cell, update_by
 from tests.sim.seeded_checks import RowChecks, check_what_is_left, launched_in, logprob_problem
 from tests.sim.seeded_disk import Disk, SeededJournal, row_of
 from tests.sim.seeded_faults import Fate, Harm, draw_faults
+from tests.sim.seeded_gateway import WatchedGateway, WatchedSegments
 from tests.sim.seeded_hosts import WorldLoop
 from tests.sim.seeded_loop import HOST, Deadlock, Host, Mode, waiting_tasks
 from tests.sim.seeded_policy import MODEL, renderer
@@ -132,18 +139,6 @@ class OneTask:
         return self.tasks[0]
 
 
-class WatchedSegments(SegmentWriter):
-    """Each record is checked as it is written."""
-
-    def __init__(self, folder: Path, world: "SeededWorld") -> None:
-        super().__init__(folder)
-        self._world = world
-
-    def append(self, record: TokenRecord) -> SegmentRef:
-        self._world.see_record(record)
-        return super().append(record)
-
-
 class SeededWorld:
     """`run` gives the end of the run; it raises Broken, naming the promise."""
 
@@ -155,8 +150,10 @@ class SeededWorld:
         self.rng = self.loop.world
         self.problems: list[str] = []
         self.lineage = Lineage(self.wrong)
-        self.engines: dict[str, Any] = {}
-        self.gateway: Gateway | None = None
+        self.engines: dict[str, WatchedEngine] = {}
+        self.cells: dict[str, WatchedCell] = {}
+        self._opening: dict[str, int] = {}
+        self.gateway: WatchedGateway | None = None
         self.checks = RowChecks(self.wrong)
         self.disk = Disk()
         self.mean_s = dict(MEAN_S)
@@ -177,6 +174,21 @@ class SeededWorld:
 
     def see_row(self, row: Row) -> None:
         self.checks.see(row)
+        match row.value:
+            case TurnRecorded():
+                if not self.disk.is_synced(self.folder / "run" / "tokens", row.value.turn.ref):
+                    self.wrong(f"P13: {row.value.turn.turn} is told before its tokens are on disk")
+            case ExecutionClosed():
+                if row.value.execution in self.sandbox.running:
+                    self.wrong(f"P2: {row.value.execution} is closed, and its agent still runs")
+            case StepReport():
+                self._see_step(row.value)
+            case CommandApplied():
+                self._see_applied(row.value)
+            case Plan():
+                self._see_plan(row.value)
+            case _:
+                pass
         for hook in self.on_row:
             hook(row)
 
@@ -185,6 +197,43 @@ class SeededWorld:
         one = self.run_object.book.executions[record.header.execution]
         if problem := logprob_problem(record, one.seed):
             self.wrong(problem)
+
+    def _see_step(self, report: StepReport) -> None:
+        """The update is the sum of what its groups say, whoever computed it."""
+        assert self.run_object is not None
+        rows = [row for group in report.groups for row in self.run_object._rows.rows_of(group)]
+        update = self.cells["c0"].last_update
+        if report.is_applied and not np.array_equal(update, update_by(rows)):
+            self.wrong(f"P9: the update of step {report.step} is not that of its groups")
+
+    def _see_plan(self, plan: Plan) -> None:
+        for command in plan.commands:
+            if isinstance(command, OpenDoor):
+                self._opening[command.engine] = self.engines[command.engine].stats().version
+
+    def _see_applied(self, fact: CommandApplied) -> None:
+        command = self.checks.state.commands.get(fact.command_id)
+        if isinstance(command, OpenDoor):
+            self._opening.pop(command.engine, None)
+        if not isinstance(command, Checkpoint):
+            return
+        try:
+            Checkpoints(self.folder / "run" / "checkpoints").check(command.step)
+        except BoundaryError as error:
+            self.wrong(f"P13: a checkpoint is acknowledged that is not there: {error}")
+
+    def see_open_door(self, engine_id: str) -> None:
+        """The gateway is about to give requests to this engine.
+
+        An OpenDoor that is under way when a version becomes due comes before its Publish.
+        """
+        assert self.run_object is not None
+        views = {str(one.engine): one for one in self.run_object.scheduler.snapshot().engines}
+        due, stats = views[engine_id].due_version, self.engines[engine_id].stats()
+        if stats.version not in (due, self._opening.get(engine_id)):
+            self.wrong(f"P6: {engine_id} is opened with version {stats.version}, due is {due}")
+        if self.engines[engine_id].is_loading:
+            self.wrong(f"P6: {engine_id} is opened while it loads")
 
     def see_launch(self, execution: str) -> None:
         if execution not in launched_in([row_of(one) for one in self.disk.rows]):
@@ -347,13 +396,14 @@ class SeededWorld:
     async def _gateway(self, address: str, name: str, incarnation: int) -> None:
         def build(setup: m.GatewaySetup, events: GatewayEvents) -> tuple[Gateway, SegmentWriter]:
             recorder = WatchedSegments(Path(setup.tokens_dir), self)
-            self.gateway = Gateway(
+            self.gateway = WatchedGateway(
                 gateway_process.gateway_settings(self.config),
                 renderer=renderer(),
                 recorder=recorder,
                 events=events,
                 now_s=self.loop.time,
             )
+            self.gateway.watch = self
             return self.gateway, recorder
 
         await _as_child(
