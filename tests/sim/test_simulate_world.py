@@ -1,6 +1,9 @@
 """Whole simulated runs: nothing is lost or counted twice; the same seed is the same run."""
 
 import hashlib
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -135,6 +138,22 @@ def test_the_same_seed_gives_the_same_result_and_the_same_journal(name: str, run
 
 def _digest(rows: list[tuple[float, f.Fact | c.Plan]]) -> str:
     return hashlib.sha256("\n".join(map(repr, rows)).encode()).hexdigest()
+
+
+DIGEST_OF_DEATHS = (
+    "from tests.sim.test_simulate_world import SCENARIOS, _digest, recorded;"
+    "print(_digest(recorded(SCENARIOS['deaths'])[1]))"
+)
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_another_process_with_other_hashes_writes_the_same_journal(hash_seed: str, runs) -> None:
+    command = [sys.executable, "-c", DIGEST_OF_DEATHS]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == _digest(runs["deaths"][1])
 
 
 def test_another_seed_gives_another_run(runs) -> None:

@@ -39,7 +39,8 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endings:
-    """How executions end apart from their length.
+    """How executions end apart from their length. Caps count an execution's work: time in which
+    its requests are held is not charged to it.
 
     harness_cap_s: the harness's own limit; what is there is graded.
     overall_cap_s: ends an execution that came so far; its verdict is lost unless
