@@ -6,15 +6,17 @@ below what was found, so that a search that stopped looking cannot pass.
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
 import pytest
 
 from opengyre.control.config import EngineSpec, SchedulerConfig
 from opengyre.control.ids import cell_engine_id, standalone_engine_id
-from tests.sim.exhaustive import Found, explore
-from tests.sim.exhaustive_world import Shape
+from opengyre.control.scheduler import Scheduler
+from tests.sim.exhaustive import Found, explore, first_without_end
+from tests.sim.exhaustive_key import Keyer
+from tests.sim.exhaustive_world import Shape, new_world
 
 CORE, CELL, ALONE = cell_engine_id(0), cell_engine_id(1), standalone_engine_id(0)
 EVERYONE = (CORE, CELL, ALONE)
@@ -79,7 +81,7 @@ CASES = (
     case(
         "one void group and the loss of the standalone engine",
         make_config(),
-        1000,
+        15_000,
         *("lose", "ready", "Reroute", "AbandonStep", "Checkpoint", "LeaveTraining"),
         losable=(ALONE,),
         num_losses=1,
@@ -88,7 +90,7 @@ CASES = (
     case(
         "one void group and the loss of the core or the satellite",
         make_config(),
-        1000,
+        8_000,
         *("lose", "ready", "DropMember", "Admit", "AbandonStep"),
         losable=(CORE, CELL),
         num_losses=1,
@@ -97,7 +99,7 @@ CASES = (
     case(
         "every order of starting, with a loss",
         make_config(num_steps=1, steps_per_burst=1),
-        1000,
+        2_500,
         *("lose", "ready", "OpenDoor"),
         losable=EVERYONE,
         num_losses=1,
@@ -106,7 +108,7 @@ CASES = (
     case(
         "run-ahead over two bursts, one void group",
         two_bursts(),
-        1000,
+        3_000,
         *("Publish", "LeaveTraining", "DispatchGroups"),
         num_nones=1,
     ),
@@ -118,13 +120,69 @@ CASES = (
         num_nones=1,
         num_empties=1,
     ),
+    case(
+        "two bursts without a standalone engine, one void group, one loss",
+        two_bursts(num_standalone=0),
+        12_000,
+        *("lose", "ready", "Reroute", "DropMember", "Publish"),
+        losable=(CORE, CELL),
+        num_losses=1,
+        num_nones=1,
+        is_slow=True,
+    ),
+    case(
+        "one burst without a standalone engine, one void group, one loss",
+        make_config(num_standalone=0),
+        10_000,
+        *("lose", "ready", "Reroute", "DropMember"),
+        losable=(CORE, CELL),
+        num_losses=1,
+        num_nones=1,
+        is_slow=True,
+    ),
+    case(
+        "a boundary after each step, one void group, one loss",
+        make_config(steps_per_burst=1),
+        10_000,
+        *("lose", "ready", "Reroute", "DropMember", "Publish"),
+        losable=EVERYONE,
+        num_losses=1,
+        num_nones=1,
+        is_slow=True,
+    ),
+    case(
+        "run-ahead over two bursts, the loss of the standalone engine",
+        two_bursts(),
+        10_000,
+        *("lose", "ready", "Reroute", "Publish"),
+        losable=(ALONE,),
+        num_losses=1,
+        is_slow=True,
+    ),
+    case(
+        "run-ahead over two bursts, the loss of the core or the satellite",
+        two_bursts(),
+        8_000,
+        *("lose", "ready", "DropMember", "Publish"),
+        losable=(CORE, CELL),
+        num_losses=1,
+        is_slow=True,
+    ),
+    case(
+        "one command that fails, is unknown or late",
+        make_config(),
+        2_000,
+        *("fail", "unknown", "fail loose", "unknown loose", "fail launch", "Fence"),
+        num_faults=1,
+        is_slow=True,
+    ),
 )
 LIMIT = 400_000
 PARAMS = [
     pytest.param(
         one,
         id=one.shape.name.replace(" ", "-"),
-        marks=[pytest.mark.slow, pytest.mark.timeout(1200)] if one.is_slow else [],
+        marks=[pytest.mark.slow, pytest.mark.timeout(1800)] if one.is_slow else [],
     )
     for one in CASES
 ]
@@ -159,3 +217,30 @@ def test_no_order_of_events_breaks_a_promise_and_every_state_can_still_end(
     assert found.num_states >= case.num_states
     assert found.num_ends > 0
     assert not [name for name in case.sees if found.seen[name] == 0]
+
+
+def test_the_search_backwards_names_the_first_state_without_an_end() -> None:
+    sources, targets = [0, 0, 1, 2], [1, 2, 3, 2]
+    assert first_without_end(4, sources, targets, [3]) == 2
+    assert first_without_end(4, sources, targets, [2, 3]) is None
+
+
+def test_what_is_folded_and_what_is_left_out_changes_nothing_that_can_be_seen() -> None:
+    """The same roles, slots, groups and steps occur with all names and all moments of verdicts."""
+    shape = Shape(name="small", config=make_config())
+    folded = explore(shape, LIMIT)
+    named = explore(shape, LIMIT, is_folding=False)
+    late = explore(replace(shape, has_late_verdicts=True), LIMIT)
+    assert folded.num_states < late.num_states
+    assert folded.num_states < named.num_states
+    assert folded.pictures == named.pictures == late.pictures
+
+
+def test_a_state_that_holds_an_unknown_type_is_refused() -> None:
+    shape = Shape(name="odd", config=make_config())
+    run, world = Scheduler(shape.config)._run, new_world(shape)
+    keyer = Keyer(frozenset(run.engines), 4.0)
+    assert keyer.key(run, world, 0.0) == keyer.key(run, world, 0.0)
+    run.failure = {"a set"}  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="say how it is compared"):
+        keyer.key(run, world, 0.0)
