@@ -110,8 +110,10 @@ def shape(row: str, target: int) -> tuple[int, int]:
 
 
 def shared_settings(point: Point, target: int) -> dict[str, float]:
-    """The keys of fit.toml that follow from the free parameters."""
-    update_share, load, cap_ratio, sigma_between, supply_hold_s = point
+    """The keys of fit.toml that follow from the free parameters, of four digits each."""
+    update_share, load, cap_ratio, sigma_between, supply_hold_s = (
+        float(f"{value:.4g}") for value in point
+    )
     outstanding = (target + 1) * GROUPS_PER_STEP * GROUP_SIZE
     return {
         "topology.slots_per_device": round(outstanding / load / NUM_NODES, 3),
