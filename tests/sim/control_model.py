@@ -56,6 +56,7 @@ class EngineLife:
     due_since_s: float | None = None
     is_door_open: bool = False
     has_died: bool = False
+    is_turning: bool = False
 
     @property
     def left_order(self) -> bool:
@@ -315,6 +316,7 @@ def pass_boundary(truth: Truth) -> None:
     truth.is_exposing = False
     for cell in truth.cells:
         cell.has_died = not cell.is_alive
+        cell.is_turning = cell.role is CellRole.LEAVING
 
 
 def _note_ends(truth: Truth) -> None:
@@ -376,11 +378,12 @@ def _commanded_engine(truth: Truth, command: c.Command) -> None:
         case c.CloseDoor():
             engine = truth.engines[command.engine]
             engine.role, engine.is_door_open = CellRole.LEAVING, False
+            engine.is_turning = False
         case c.OpenDoor():
-            _serves(truth, truth.engines[command.engine])
+            _serves(truth.engines[command.engine])
         case c.Publish():
             engine = truth.engines[command.engine]
-            _serves(truth, engine)
+            _serves(engine)
             engine.due, engine.due_since_s, engine.is_door_open = (
                 command.version,
                 truth.now_s,
@@ -400,9 +403,7 @@ def _commanded_engine(truth: Truth, command: c.Command) -> None:
             _commanded_step(truth, command)
 
 
-def _serves(truth: Truth, engine: EngineLife) -> None:
-    if engine.role is CellRole.LEAVING:
-        truth.failures_s.append(truth.now_s)
+def _serves(engine: EngineLife) -> None:
     if engine.spec.cell is not None:
         engine.role = CellRole.ROLLOUT
 
@@ -446,7 +447,7 @@ def _told(truth: Truth, fact: f.Fact) -> None:
             engine = truth.engines[fact.engine]
             engine.is_alive, engine.verified, engine.due = True, fact.version, fact.version
             engine.due_since_s = None
-            _serves(truth, engine)
+            _serves(engine)
         case f.EngineLost():
             _lost(truth, fact.engine)
         case f.ExecutionClosed():
@@ -504,7 +505,8 @@ def _lost(truth: Truth, name: EngineId) -> None:
     engine = truth.engines[name]
     if not engine.is_alive:
         return
-    if name == CORE and engine.role is CellRole.TRAINING:
+    is_burst_on = bool(truth.with_role(CellRole.TRAINING)) or truth.is_core_wanted
+    if name == CORE and is_burst_on:
         truth.is_core_wanted = not truth.is_exposing
     engine.is_alive, engine.role = False, CellRole.ABSENT
     engine.verified = engine.due = engine.due_since_s = None

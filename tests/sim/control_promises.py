@@ -127,11 +127,13 @@ def _check_prefix(truth: Truth, view: SchedulerView) -> None:
     """P3 and P4; cells that died left the order, a boundary empties the prefix."""
     if view.phase is not Phase.RUNNING or any(view.is_returning_by_cell):
         return
-    away = [one.role in AWAY for one in truth.cells if not one.has_died]
+    stable = [one for one in truth.cells if not (one.has_died or one.is_turning)]
+    away = [one.role in AWAY for one in stable]
     assert away == sorted(away, reverse=True), "P4: the training set is no prefix"
     assert sum(not one.has_died for one in truth.with_role(CellRole.LEAVING)) <= 1, "rule 8"
     is_whole = all(one.is_alive for one in truth.engines.values()) and not truth.losses_s
-    if is_whole and not truth.quarantined() and any(away):
+    is_turning = any(one.is_turning for one in truth.with_role(CellRole.LEAVING))
+    if is_whole and not truth.quarantined() and not is_turning and any(away):
         assert truth.capacity >= truth.w, "P3"
 
 
@@ -273,7 +275,9 @@ def _check_who_should_be_recalled(truth: Truth, view: SchedulerView) -> None:
         return
     if truth.with_role(CellRole.LEAVING, CellRole.RETURNING) or truth.quarantined():
         return
-    is_busy = truth.step is not None and (truth.step.is_closing or not truth.step.is_open)
+    is_busy = any(isinstance(one, c.Checkpoint) for one in truth.unanswered.values())
+    if truth.step is not None:
+        is_busy = truth.step.is_closing or not truth.step.is_open
     assert is_busy or not truth.with_role(CellRole.TRAINING), "nobody was recalled"
 
 
@@ -344,10 +348,12 @@ def _check_launch(truth: Truth, command: c.Launch) -> None:
     assert truth.used(command.engine) < truth.engines[command.engine].spec.slots
 
 
-def _check_destination(truth: Truth, name: EngineId) -> None:
+def _check_destination(truth: Truth, name: EngineId, *, is_held: bool = False) -> None:
+    """What moves off a leaving cell may be held at a door that a publication has shut."""
     engine = truth.engines[name]
     assert truth.counts_in_capacity(engine), f"{name} does not serve"
-    assert engine.verified == engine.due, f"P6: {name}"
+    is_shut = is_held and not engine.is_door_open
+    assert is_shut or engine.verified == engine.due, f"P6: {name}"
 
 
 def _check_engine_command(
@@ -381,10 +387,14 @@ def _check_leaving(truth: Truth, engine: EngineLife, seen: PlanSeen) -> None:
     """Rules 7, 8 and 10 at the moment a cell leaves."""
     config = truth.config
     assert seen.after.phase is Phase.RUNNING
-    assert not truth.with_role(CellRole.LEAVING, CellRole.RETURNING), "7a"
+    moving = truth.with_role(CellRole.LEAVING, CellRole.RETURNING)
+    roles = seen.after.role_by_cell
+    back = [one for one in moving if roles[one.spec.cell or 0] is CellRole.ROLLOUT]
+    assert moving == back, "7a"
     is_last = seen.after.step_in_burst == seen.after.steps_per_burst
     assert not (is_last and truth.step is not None and truth.step.is_closing), "7a"
-    assert truth.capacity - engine.spec.slots >= truth.w, "7b"
+    capacity = truth.capacity + sum(one.spec.slots for one in back)
+    assert capacity - engine.spec.slots >= truth.w, "7b"
     assert not truth.displaced
     assert truth.next_cell is engine, "rule 8"
     since_s = truth.supplied_since_s(is_core=engine.spec.engine == CORE)
@@ -398,10 +408,10 @@ def _check_reroute(truth: Truth, command: c.Reroute) -> None:
     pending = [one for one in truth.unanswered.values() if isinstance(one, c.Reroute)]
     assert not pending, "two route changes at once"
     arriving = Counter(engine for _, engine in command.moves)
-    for name, num in arriving.items():
-        _check_destination(truth, name)
-        assert truth.used(name) + num <= truth.engines[name].spec.slots
     sources = {truth.executions[one].place for one, _ in command.moves}
+    for name, num in arriving.items():
+        _check_destination(truth, name, is_held=sources != {None})
+        assert truth.used(name) + num <= truth.engines[name].spec.slots
     assert len(sources) == 1
     source = sources.pop()
     if source is None:
@@ -445,7 +455,7 @@ def _check_role_command(
         return
     is_last = truth.with_role(CellRole.TRAINING)[-1] is cell
     assert is_last, "rule 10: the last of the prefix is recalled"
-    assert truth.capacity < truth.w, "rule 10: a recall without need"
+    assert command.cell == 0 or truth.capacity < truth.w, "rule 10: a recall without need"
 
 
 # ---- steps
@@ -466,6 +476,8 @@ def _check_step_command(truth: Truth, command: c.AnyCommand, seen: PlanSeen) -> 
         case c.AbandonStep():
             is_of_dead_core = truth.now_s in truth.core_losses_s
             assert is_of_dead_core if truth.step is None else truth.step.step == command.step
+            is_recall = not (is_of_dead_core or seen.is_over)
+            assert not is_recall or truth.capacity < truth.w, "rule 10: a recall without need"
         case c.Checkpoint() | c.Expose():
             assert truth.step is None, "P7: a publication while a step is open"
             assert command.version == truth.version

@@ -63,6 +63,7 @@ class Shell:
         self.ungraded: list[ExecutionId] = []
         self.finished: list[ExecutionId] = []
         self.stream: Stream | None = None
+        self.held: str | None = None
         self.is_update: dict[int, bool] = {}
         self.done: Counter[str] = Counter()
         self.num_refused = 0
@@ -152,7 +153,8 @@ class Shell:
         self.done[type(command).__name__] += 1
         self.done["recall"] += "recalled" in command.reason
         if isinstance(command, c.OpenStep):
-            self.done["redo"] += command.step in self.truth.undone
+            again = {*self.truth.undone, *self.truth.interrupted}
+            self.done["redo"] += command.step in again
         if isinstance(command, c.CloseStep):
             assert self.stream is not None
             assert len(self.stream.holder) == command.num_groups
@@ -168,8 +170,9 @@ class Shell:
         self.lines.setdefault(_line(command), []).append(command)
 
     def heads(self) -> list[c.AnyCommand]:
-        """Each command that may be answered next, oldest first."""
-        heads = [line[0] for line in self.lines.values() if line]
+        """Each command that may be answered next, oldest first; a held engine is slow."""
+        lines = self.lines.items()
+        heads = [line[0] for name, line in lines if line and name != self.held]
         return sorted(heads, key=lambda one: one.command_id)
 
     def _incarnation(self, command: c.AnyCommand) -> tuple[int, bool] | None:
@@ -203,7 +206,7 @@ class Shell:
         self._remove(command)
         kind = f.CommandUnknown if is_unknown else f.CommandFailed
         fact = kind(command_id=command.command_id, reason="so it went")
-        if self._is_stale(command):
+        if self._is_stale(command) and not isinstance(command, c.DropMember):
             self.tell_either(fact)
             return
         if isinstance(command, c.CloseStep):
@@ -327,10 +330,13 @@ class Shell:
             f.EngineReady(engine=process.engine, incarnation=process.incarnation, version=version)
         )
 
-    def lose(self, process: Process) -> None:
+    def lose(self, process: Process, *, is_heard_late: bool = False) -> None:
+        """What was on its way from it may come after its death."""
         self.done["death"] += 1
-        self._die(process)
+        gone = self._die(process)
         self._tell_lost(process)
+        for command in gone if is_heard_late else ():
+            self.tell_untrue(f.CommandApplied(command_id=command.command_id))
 
     def _tell_lost(self, process: Process) -> None:
         if not process.is_alive:
@@ -339,7 +345,7 @@ class Shell:
             )
             self.tell(fact)
 
-    def _die(self, process: Process) -> None:
+    def _die(self, process: Process) -> list[c.AnyCommand]:
         """Nothing of it is answered any more; the step of a dead core is gone."""
         process.is_alive = False
         if self.stream is not None and process.cell in self.stream.members:
@@ -348,6 +354,7 @@ class Shell:
         self.over.extend(one.command_id for one in gone)
         if process.engine == CORE:
             self.stream = None
+        return gone
 
     # ---- calm progress
 
@@ -394,6 +401,7 @@ class Shell:
 
     def finish(self, max_moves: int) -> c.EndRun:
         """No more faults: the run comes to its end."""
+        self.held = None
         for _ in range(max_moves):
             if self.truth.end is not None:
                 return self.truth.end
