@@ -81,8 +81,8 @@ CASES = (
     case(
         "one void group and the loss of the standalone engine",
         make_config(),
-        15_000,
-        *("lose", "ready", "Reroute", "AbandonStep", "Checkpoint", "LeaveTraining"),
+        25_000,
+        *("lose", "ready", "Reroute", "Checkpoint", "LeaveTraining"),
         losable=(ALONE,),
         num_losses=1,
         num_nones=1,
@@ -90,7 +90,7 @@ CASES = (
     case(
         "one void group and the loss of the core or the satellite",
         make_config(),
-        8_000,
+        12_000,
         *("lose", "ready", "DropMember", "Admit", "AbandonStep"),
         losable=(CORE, CELL),
         num_losses=1,
@@ -115,7 +115,7 @@ CASES = (
     case(
         "fewer slots than executions",
         make_config(slots=1),
-        200,
+        1_000,
         *("Launch", "CloseDoor"),
         num_nones=1,
         num_empties=1,
