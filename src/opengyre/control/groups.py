@@ -48,7 +48,10 @@ class Group:
 
 
 class GroupBook:
-    """All groups that may still change, with counts and per-version indexes of the unassigned."""
+    """All groups that may still change, with counts and per-version indexes of the unassigned.
+
+    `revision` grows when a step may take more than before: a group got ready, or a live one ended.
+    """
 
     def __init__(self) -> None:
         self.by_id: dict[GroupId, Group] = {}
@@ -117,7 +120,7 @@ class GroupBook:
         return sorted(found, key=lambda group: group.number)
 
     def _enter(self, group: Group) -> None:
-        self.revision += 1
+        self.revision += group.state not in (GroupState.ASSIGNED, GroupState.CONSUMED)
         self.num_by_state[group.state] += 1
         index = self._index(group.state)
         if index is not None:

@@ -156,6 +156,6 @@ def _assign(run: RunState, step: StepRecord, group: Group) -> None:
     if group.group not in step.offered:
         raise InvariantError(f"{group.group} was assigned but not offered in step {step.step}")
     del step.offered[group.group]
-    step.told = tuple(told for told in step.told if told != group.group)
+    step.told.pop(group.group, None)
     step.assigned[group.group] = group
     run.groups.move(group, GroupState.ASSIGNED)

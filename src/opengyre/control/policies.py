@@ -10,7 +10,7 @@ from typing import Protocol
 
 from opengyre.control.cells import Cell, CellRole
 from opengyre.control.config import PolicyName, SchedulerConfig
-from opengyre.control.topology import CORE, Topology
+from opengyre.control.topology import Topology
 
 
 class Policy(Protocol):
@@ -45,15 +45,10 @@ class Elastic:
         return 0
 
     def next_cells(self, topology: Topology) -> tuple[Cell, ...]:
-        for cell in topology.cells:
-            if not cell.in_order or cell.role is CellRole.ABSENT:
-                if cell.cell == CORE:
-                    return ()
-                continue
-            if cell.role is CellRole.TRAINING and not cell.must_return:
-                continue
-            return (cell,) if cell.role is CellRole.ROLLOUT else ()
-        return ()
+        cell = topology.next_in_order
+        if cell is None or not cell.in_order or cell.role is not CellRole.ROLLOUT:
+            return ()
+        return (cell,)
 
     def retainable(self, topology: Topology) -> tuple[Cell, ...]:
         return (topology.core,) if topology.core.role is CellRole.TRAINING else ()

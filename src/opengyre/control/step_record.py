@@ -69,7 +69,7 @@ class Member:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepRecord:
-    """`offered` holds every unassigned group given to the stream, `told` what it was told last;
+    """`offered` holds every unassigned group given to the stream, `told` those of them it was told;
     `revision` is that of the group book when the offer was last looked at. `fixed` groups (of a
     redo) come first; with `is_exact` no others follow."""
 
@@ -80,7 +80,7 @@ class StepRecord:
     state: StepState = StepState.OPENING
     assigned: dict[GroupId, Group] = field(default_factory=dict)
     offered: dict[GroupId, Group] = field(default_factory=dict)
-    told: tuple[GroupId, ...] = ()
+    told: dict[GroupId, None] = field(default_factory=dict)
     members: dict[int, Member] = field(default_factory=dict)
     revision: int = -1
     blocked_by: int | None = None

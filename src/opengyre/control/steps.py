@@ -132,11 +132,11 @@ def _offer(run: RunState, step: StepRecord) -> None:
         return
     for group in more:
         step.offered[group.group] = group
+    if len(step.offered) == len(step.told):
+        return
     offered = sorted(step.offered.values(), key=lambda group: (group.version, group.number))
     listed = tuple(group.group for group in offered)
-    if set(listed) <= set(step.told):
-        return
-    step.told = listed
+    step.told = dict.fromkeys(listed)
     out = run.outbox
     words = f"{run.groups.num_ready} ready, {len(step.assigned)} assigned, {run.need} needed"
     out.add(Offer(command_id=out.new_id(), reason=words, step=step.step, groups=listed))
@@ -151,6 +151,9 @@ def _is_gated(run: RunState, step: StepRecord, num_more: int) -> bool:
 
 def _may_take(run: RunState, step: StepRecord) -> list[Group]:
     """Groups that may be offered beside those that are."""
+    if step.fixed is None and len(step.offered) + len(step.assigned) >= run.config.groups_per_step:
+        step.blocked_by = None
+        return []
     held = {**step.offered, **step.assigned}
     fixed = [group for group in step.fixed or () if group.group not in held]
     if step.is_exact:

@@ -54,6 +54,7 @@ class Topology:
         self.capacity = 0
         self.num_free_open = 0
         self.cells_revision = 0
+        self._cursor = 0
         self._free: list[tuple[int, int, EngineId]] = []
 
     @property
@@ -67,6 +68,13 @@ class Topology:
     def is_moving(self) -> bool:
         """Some cell returns, or must."""
         return bool(self.must_return or self.cells_by_role[CellRole.RETURNING])
+
+    @property
+    def next_in_order(self) -> Cell | None:
+        """The first cell that is not in training to stay; dead satellites are passed over."""
+        while self._cursor < len(self.cells) and _is_passed(self.cells[self._cursor]):
+            self._cursor += 1
+        return self.cells[self._cursor] if self._cursor < len(self.cells) else None
 
     # ---- changes
 
@@ -180,6 +188,7 @@ class Topology:
 
     def _cell_changed(self, cell: Cell) -> None:
         self.cells_revision += 1
+        self._cursor = min(self._cursor, cell.cell)
         self._look_at(self.engine_of(cell))
         is_free = cell.role is CellRole.TRAINING and not cell.must_return
         if is_free and cell.cell != CORE:
@@ -205,6 +214,13 @@ class Topology:
             return True
         cell = self.cells[engine.cell]
         return cell.role is CellRole.ROLLOUT and not cell.is_bound
+
+
+def _is_passed(cell: Cell) -> bool:
+    if cell.role is CellRole.TRAINING:
+        return not cell.must_return
+    is_gone = cell.role is CellRole.ABSENT or not cell.in_order
+    return is_gone and cell.cell != CORE
 
 
 def _entries(engines: Iterable[Engine]) -> list[tuple[int, int, EngineId]]:
