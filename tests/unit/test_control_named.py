@@ -109,8 +109,10 @@ def test_a_recalled_core_trains_its_groups_later_under_the_same_version() -> Non
 def test_a_burst_that_ends_while_routes_change_turns_the_cell_back_and_keeps_the_routes() -> None:
     """Before its first freeze: abandoned once the routes are answered, then published to."""
     desk = Desk(make_config(run_ahead=1, num_steps=6)).start()
-    desk.finish("g00000")
     desk.held.add(c.Reroute)
+    desk.finish("g00000")
+    desk.apply(desk.last(c.Reroute))
+    desk.settle()
     desk.finish("g00001")
     reroute = desk.last(c.Reroute)
     assert isinstance(reroute, c.Reroute)
