@@ -183,6 +183,12 @@ class Truth:
         """The last version at which a step may train it."""
         return group.version + self.config.staleness_bound
 
+    def overdue(self) -> list[GroupLife]:
+        """Groups no step may train any more; those of a redo are trained again whatever comes."""
+        kept = {name for commit in self.undone.values() for name in commit.groups}
+        groups = [one for one in self.of_state("live", "ready") if one.group not in kept]
+        return [one for one in groups if self.version > self.deadline(one)]
+
     @property
     def need(self) -> int:
         """Rule 4; a redo of a committed step takes its groups and no others."""
@@ -496,9 +502,6 @@ def _committed(truth: Truth, fact: f.StepCommitted) -> None:
     truth.undone.pop(fact.step, None)
     truth.interrupted.pop(fact.step, None)
     truth.step = None
-    for group in truth.of_state("live", "ready"):
-        is_kept = any(group.group in one.groups for one in truth.undone.values())
-        group.is_dropped = not is_kept and fact.version > truth.deadline(group)
 
 
 def _lost(truth: Truth, name: EngineId) -> None:

@@ -73,7 +73,17 @@ def check_counts(truth: Truth, view: SchedulerView) -> None:
     assert {outcome: num for outcome, num in view.num_by_outcome if num} == dict(outcomes)
 
 
+def _drops_later(truth: Truth, view: SchedulerView) -> None:
+    """Overdue groups are dropped all at once, at the latest before another step opens."""
+    num_known = len(truth.of_state("dropped"))
+    for group in truth.overdue() if view.num_dropped > num_known else ():
+        group.is_dropped = True
+    is_redo = bool(truth.undone or truth.interrupted)
+    assert truth.step is None or is_redo or not truth.overdue(), "rule 5: not dropped"
+
+
 def _check_groups(truth: Truth, view: SchedulerView) -> None:
+    _drops_later(truth, view)
     states = Counter(truth.state(group) for group in truth.groups.values())
     shown = {
         "live": view.num_live,
@@ -83,7 +93,7 @@ def _check_groups(truth: Truth, view: SchedulerView) -> None:
         "void": view.num_void,
         "dropped": view.num_dropped,
     }
-    assert {state: num for state, num in shown.items() if num} == dict(states)
+    assert {state: num for state, num in shown.items() if num} == dict(states), f"{shown}"
     assert view.version == truth.version
     num_skipped = view.steps_done - len(truth.commits)
     assert num_skipped >= 0
