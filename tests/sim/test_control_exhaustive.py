@@ -205,14 +205,18 @@ def searches(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Found]
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", PARAMS)
 def test_no_order_of_events_breaks_a_promise_and_every_state_can_still_end(
-    case: Case, searches: dict[str, Future[Found]], request: pytest.FixtureRequest
+    case: Case,
+    searches: dict[str, Future[Found]],
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = searches[case.shape.name].result()
     terminal = request.config.pluginmanager.get_plugin("terminalreporter")
-    terminal.write_line(
-        f"\n{case.shape.name}: {found.num_states} states, {found.num_events} events, "
-        f"{found.num_ends} ends, {found.depth} deep"
-    )
+    with capsys.disabled():
+        terminal.write_line(
+            f"\n{case.shape.name}: {found.num_states} states, {found.num_events} events, "
+            f"{found.num_ends} ends, {found.depth} deep"
+        )
     assert found.stuck is None, f"no end can be reached after {found.stuck}"
     assert found.num_states >= case.num_states
     assert found.num_ends > 0
