@@ -95,6 +95,8 @@ def run(options: PlanOptions) -> None:
 
     config = load_planning(options.workload, options.overrides or (), num_devices=options.devices)
     workload = None if options.from_run is None else _recorded(options.from_run)
+    if options.out is not None:
+        _open(options.out)
     began_s = monotonic()
     with Repeater(options.processes) as repeater:
         bench = Bench(
@@ -179,13 +181,23 @@ def _print(
         typer.echo(line)
 
 
+def _open(folder: Path) -> None:
+    """Before the search, so that it is not made in vain."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
 def _write(folder: Path, data: dict[str, Any], best: "Plan", where: "Region | None") -> None:
     from opengyre.cli.plan_picture import draw_plan
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / "plan.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         draw_plan(best, where, folder / "plan.png")
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"--out {folder}: cannot write there: {reason}") from error
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--out {folder}: cannot write there: {error.strerror or error}")

@@ -175,9 +175,9 @@ def verdict(best: Plan) -> str:
     if static is None:
         return _against(elastic, rivals[0], "colocate, because no static split fits the budget")
     words = _against(elastic, static, "the best static split")
-    over = gain(elastic, rivals[0])
-    if rivals[0] is not static and over.share < 0 and over.is_clear:
-        return f"{words}; but colocate is {-over.share:.1%} quicker than elastic"
+    over = gain(rivals[0], elastic)
+    if rivals[0] is not static and over.share > 0 and over.is_clear:
+        return f"{words}; but colocate is {over.share:.1%} quicker than elastic"
     return words
 
 
