@@ -43,6 +43,14 @@ from opengyre.views.run_state import RunState
 Wrong = Callable[[str], None]
 
 
+class OnceByReturns(ExactlyOnce):
+    """P8, where work goes back when that is told: a drop after the reduce returns nothing."""
+
+    def _see_command(self, command: c.AnyCommand) -> None:
+        if not isinstance(command, c.DropMember):
+            super()._see_command(command)
+
+
 class RowChecks:
     """P1 to P4 and P8 after every row; P5 and P10 over all rows at the end."""
 
@@ -52,7 +60,7 @@ class RowChecks:
         self.launches: set[str] = set()
         self._fold = Fold()
         self._boundaries = Boundaries()
-        self._steps = ExactlyOnce()
+        self._steps = OnceByReturns()
         self._outcomes = OneOutcome()
         self._each_row: list[RowCheck] = [
             Waterlevel(self._boundaries),

@@ -24,6 +24,11 @@ EVENTS = (
     *("Submit", "ChunksTold", "Cancel", "Abandon", "EngineGone", "RestoreState"),
     *("work:pull_all", "work:run", "work:open_step", "work:_sync_files", "work:commit"),
 )
+TRAINING = (
+    *("JoinStep", "Joined", "Claimed", "Claimed", "Finished", "Finished", "work:run", "work:run"),
+    *("ShareGradients", "Gradients", "Gradients", "ReduceStep", "ReduceStep", "Reduced", "Reduced"),
+    *("UpdateStep", "Updated"),
+)
 SHORT_S = (0.05, 0.5, 3.0)
 LONG_S = (3.0, 12.0, 40.0, 70.0, 135.0)
 
@@ -45,10 +50,12 @@ ENDS_THE_RUN = frozenset({Harm.KILL_GATEWAY, Harm.CRASH, Harm.POWER_LOSS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """At the `number`-th `event` ("step": at that step of the loop) harm `engine`; "" is the
-    engine that the event is about, if it is one. `lasts_s` of a stop."""
+    """At the `number`-th `event` ("step": at that step of the loop), of those about engine
+    `about` if it is not "", harm `engine`; "" is the one that the event is about. `lasts_s` is
+    for a stop."""
 
     event: str
+    about: str = ""
     number: int
     harm: Harm
     engine: str
@@ -56,7 +63,8 @@ class Fault:
     delay_s: float
 
     def __str__(self) -> str:
-        when = f"step {self.number}" if self.event == "step" else f"{self.event} {self.number}"
+        of = f" of {self.about}" if self.about else ""
+        when = f"{self.event} {self.number}{of}"
         return f"{self.harm} {self.engine or 'it'} at {when} (+{self.delay_s} s, {self.lasts_s} s)"
 
 
@@ -70,6 +78,8 @@ def draw_faults(rng: Random, engines: tuple[str, ...], *, num_most: int) -> tupl
 
 
 def _draw(rng: Random, engines: tuple[str, ...], harm: Harm | None = None) -> Fault:
+    if harm is None and rng.random() < 0.5:
+        return _draw_in_training(rng, engines)
     is_at_step = rng.random() < 0.3
     often = [Harm.KILL] * 6 + [Harm.STOP] * 4
     rare = [Harm.CUT_LINK, Harm.CUT_LINK, Harm.CUT_CONTROL, Harm.STOP_GATEWAY, Harm.SLOW_LOADS]
@@ -84,6 +94,23 @@ def _draw(rng: Random, engines: tuple[str, ...], harm: Harm | None = None) -> Fa
     )
 
 
+def _draw_in_training(rng: Random, engines: tuple[str, ...]) -> Fault:
+    """A cell's death or hang in a step; a satellite's more often than the core's."""
+    cells = [one for one in engines if one.startswith("c")]
+    victim = rng.choice([*cells[1:], *cells[1:], *cells])
+    event = rng.choice(TRAINING)
+    is_of_core = event in ("ReduceStep", "Reduced", "UpdateStep", "Updated")
+    return Fault(
+        event=event,
+        about="" if is_of_core else victim,
+        number=rng.choice([1, 1, 1, 1, 2, 3]),
+        harm=rng.choice([Harm.KILL, Harm.KILL, Harm.KILL, Harm.KILL, Harm.STOP]),
+        engine=victim,
+        lasts_s=rng.choice(SHORT_S + LONG_S),
+        delay_s=rng.choice([0.0, 0.0, 0.0005, 0.01, 0.1]),
+    )
+
+
 class Fate:
     """Watches a world's events and does its faults. `on_end` is called for a crash."""
 
@@ -93,7 +120,7 @@ class Fate:
         self._loop = loop
         self._left = list(faults)
         self._engines = engines
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[tuple[str, str]] = Counter()
         self.done: list[Fault] = []
         self.ending: Harm | None = None
         self.load_factor = 1.0
@@ -117,9 +144,11 @@ class Fate:
                     self._do(fault, "")
 
     def happens(self, event: str, who: str) -> None:
-        self._counts[event] += 1
+        self._counts[event, ""] += 1
+        self._counts[event, who] += who != ""
         for fault in [one for one in self._left if one.event == event]:
-            if self._counts[event] == fault.number:
+            is_it = fault.about in ("", who)
+            if is_it and self._counts[event, fault.about] == fault.number:
                 self._do(fault, who)
 
     def _do(self, fault: Fault, who: str) -> None:

@@ -51,6 +51,7 @@ from tests.sim.seeded_hosts import WorldLoop
 from tests.sim.seeded_loop import HOST, Deadlock, Host, Mode, waiting_tasks
 from tests.sim.seeded_policy import MODEL, renderer
 from tests.sim.seeded_sandbox import SeededSandbox
+from tests.sim.seeded_wire import MemoryTransport
 
 SHARED_MEMORY = Path("/dev/shm")
 HORIZON_S = 4000.0
@@ -63,7 +64,7 @@ MEAN_S = {
     "launch": 0.02,
     "commit": 0.003,
     "pull_all": 0.05,
-    "run": 0.4,
+    "run": 1.0,
     "commit_checkpoint": 0.05,
 }
 
@@ -153,6 +154,7 @@ class SeededWorld:
         self.engines: dict[str, WatchedEngine] = {}
         self.cells: dict[str, WatchedCell] = {}
         self._opening: dict[str, int] = {}
+        self._sent: dict[str, int | None] = {}
         self.gateway: WatchedGateway | None = None
         self.checks = RowChecks(self.wrong)
         self.disk = Disk()
@@ -171,6 +173,11 @@ class SeededWorld:
 
     def wrong(self, words: str) -> None:
         self.problems.append(f"at {self.loop.time():.6f} s, step {self.loop.num_steps}: {words}")
+
+    def _agent_wrong(self, words: str) -> None:
+        """Nobody can answer once the gateway is gone."""
+        if self.fate.ending is None:
+            self.wrong(f"P5: {words}")
 
     def see_row(self, row: Row) -> None:
         self.checks.see(row)
@@ -227,17 +234,28 @@ class SeededWorld:
 
         An OpenDoor that is under way when a version becomes due comes before its Publish.
         """
-        assert self.run_object is not None
-        views = {str(one.engine): one for one in self.run_object.scheduler.snapshot().engines}
-        due, stats = views[engine_id].due_version, self.engines[engine_id].stats()
-        if stats.version not in (due, self._opening.get(engine_id)):
+        due, stats = self._due_version(engine_id), self.engines[engine_id].stats()
+        if stats.version not in (due, self._opening.get(engine_id), self._sent.get(engine_id)):
             self.wrong(f"P6: {engine_id} is opened with version {stats.version}, due is {due}")
         if self.engines[engine_id].is_loading:
             self.wrong(f"P6: {engine_id} is opened while it loads")
 
+    def _due_version(self, engine_id: str) -> int | None:
+        assert self.run_object is not None
+        views = {str(one.engine): one for one in self.run_object.scheduler.snapshot().engines}
+        return views[engine_id].due_version
+
+    def _see_write(self, end: MemoryTransport, data: bytes) -> None:
+        if b"OpenDoorAt" in data:
+            engine_id = data.rpartition(b"engine")[2][1:].decode()
+            self._sent[engine_id] = self._due_version(engine_id)
+        self.fate.see_write(end, data)
+
     def see_launch(self, execution: str) -> None:
         if execution not in launched_in([row_of(one) for one in self.disk.rows]):
             self.wrong(f"P13: {execution} starts before its launch is on disk")
+        if self.checks.state.executions[execution].outcome is not None:
+            self.wrong(f"P2: {execution} starts, and is closed already")
 
     def _after_step(self) -> None:
         self.fate.see_step()
@@ -270,6 +288,7 @@ class SeededWorld:
         handler = _Watching(self)
         for name in ("opengyre", "uvicorn.error", "asyncio"):
             logging.getLogger(name).addHandler(handler)
+            logging.getLogger(name).propagate = False
         asyncio.set_event_loop(self.loop)
         is_collecting = gc.isenabled()
         gc.disable()
@@ -284,6 +303,7 @@ class SeededWorld:
             asyncio.set_event_loop(None)
             for name in ("opengyre", "uvicorn.error", "asyncio"):
                 logging.getLogger(name).removeHandler(handler)
+                logging.getLogger(name).propagate = True
             shutil.rmtree(self.folder, ignore_errors=True)
             if is_collecting:
                 gc.enable()
@@ -341,7 +361,7 @@ class SeededWorld:
             self.loop.net.high_water_bytes = 0
         self.loop.on_work = self.disk.note_sync
         self.loop.before_work = lambda name: self.fate.see_work(name, HOST.get())
-        self.loop.net.on_write = self.fate.see_write
+        self.loop.net.on_write = self._see_write
         self.loop.programs = {
             "opengyre.runtime.cell_process": self._cell,
             "opengyre.runtime.gateway_process": self._gateway,
@@ -353,7 +373,7 @@ class SeededWorld:
             habits=weather.habits,
             lost_rate=weather.lost_rate,
             grader_fail_rate=weather.grader_fail_rate,
-            wrong=self.wrong,
+            wrong=self._agent_wrong,
         )
         self.sandbox.on_launch = self.see_launch
         tasks: Any = OneTask(self.folder / "task")
@@ -449,7 +469,7 @@ class Shape:
             run_ahead=rng.choice([0, 1, 1]),
             num_eval=rng.choice([0, 0, 0, 1]),
             tokens_per_s=rng.choice([2.0, 5.0, 20.0]),
-            micro_step_tokens=rng.choice([64, 128, 8192]),
+            micro_step_tokens=rng.choice([40, 40, 40, 8192]),
         )
 
     def scheduler(self) -> SchedulerConfig:

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from opengyre.control import commands as c
-from opengyre.control.facts import CommandApplied, CommandFailed, CommandUnknown
+from opengyre.control.facts import (
+    CommandApplied,
+    CommandFailed,
+    CommandUnknown,
+    EngineReady,
+    Fact,
+)
 from opengyre.runtime import messages as m
 from opengyre.runtime.book import Book
 from opengyre.runtime.executions import Executions
@@ -57,18 +63,31 @@ class Applier:
         self._left_rollout_s: dict[int, float] = {}
         self._memory: dict[int, dict[str, int]] = {}
         self._due: dict[str, int] = {}
+        self._lives: dict[str, int] = {}
         self.has_ended = asyncio.Event()
         self.is_failed = False
         self.end_reason = ""
 
+    def learn(self, fact: Fact) -> None:
+        """What the scheduler observed: its commands are for the lives it knows of."""
+        if isinstance(fact, EngineReady):
+            self._lives[fact.engine] = fact.incarnation
+
     def start(self, command: c.AnyCommand, tasks: asyncio.TaskGroup) -> None:
         if isinstance(command, c.Publish):
             self._due[command.engine] = command.version
-        tasks.create_task(self._answer(command, tasks))
+        engine = _engine_of(command)
+        life = None if engine is None else (engine, self._lives.get(engine, 0))
+        tasks.create_task(self._answer(command, life, tasks))
 
-    async def _answer(self, command: c.AnyCommand, tasks: asyncio.TaskGroup) -> None:
+    async def _answer(
+        self, command: c.AnyCommand, life: tuple[str, int] | None, tasks: asyncio.TaskGroup
+    ) -> None:
         try:
             async with self._line_of(command):
+                if life is not None and self._parts.processes.incarnation(life[0]) != life[1]:
+                    what = "its life that was meant is over"
+                    raise BoundaryError(life[0], what, retryable=False)
                 await self._apply(command, tasks)
         except BoundaryError as error:
             if self.has_ended.is_set():
@@ -94,7 +113,8 @@ class Applier:
             case c.EnterTraining() | c.LeaveTraining():
                 await self._apply_to_cell(command)
             case c.Fence():
-                self._parts.processes.kill(command.engine)
+                engine = str(command.engine)
+                self._parts.processes.fence(engine, self._lives.get(engine, 0))
             case c.EndRun():
                 self.is_failed, self.end_reason = command.failed, command.reason
                 self.has_ended.set()
@@ -161,10 +181,9 @@ class Applier:
             m.LoadVersion(version=command.version, snapshot=snapshot),
             timeout_s=LOAD_TIMEOUT_S,
         )
+        await call(engine, m.AdmitRequests())
         held_s = self._parts.now_s() - started_s
         if self._due[engine] == command.version:
-            await call(engine, m.AdmitRequests())
-            held_s = self._parts.now_s() - started_s
             await call("gateway", m.OpenDoorAt(engine=engine))
         self._parts.observe(
             VersionPublished(
@@ -258,14 +277,19 @@ class Applier:
         )
 
 
-def _line(command: c.AnyCommand) -> str | None:
-    """Commands of one line run one after another, in the order of the plan; None: alone."""
+def _engine_of(command: c.AnyCommand) -> str | None:
+    """The engine of whose present life this is; None: of none, or whichever lives."""
     match command:
         case c.CloseDoor() | c.Freeze() | c.OpenDoor() | c.Publish():
             return command.engine
         case c.EnterTraining() | c.LeaveTraining():
             return f"c{command.cell}"
-        case c.OpenStep() | c.Offer():
-            return "step"
         case _:
             return None
+
+
+def _line(command: c.AnyCommand) -> str | None:
+    """Commands of one line run one after another, in the order of the plan; None: alone."""
+    if isinstance(command, c.OpenStep | c.Offer):
+        return "step"
+    return _engine_of(command)

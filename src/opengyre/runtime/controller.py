@@ -47,6 +47,7 @@ class Controller:
                 now_s = self._now_s()
                 self._append(now_s, fact)
                 self._scheduler.observe(fact, now_s)
+                self._applier.learn(fact)
             now_s = self._now_s()
             plan = self._scheduler.decide(now_s)
             sequence = self._append(now_s, plan)

@@ -40,7 +40,10 @@ class Member:
 
 
 class Processes:
-    """Children by name. `on_death(name, incarnation, reason)` is called once per incarnation."""
+    """Children by name; what a life that is over still says is dropped.
+
+    `on_death(name, incarnation, reason)` is called once per incarnation.
+    """
 
     def __init__(self, log_dir: Path, *, address: str) -> None:
         self._launcher = LocalLauncher(log_dir, self._exited)
@@ -81,10 +84,9 @@ class Processes:
         if member is not None and not member.ready.done():
             member.ready.set_exception(ConfigError(message.reason))
 
-    def _announce(self, name: str, message: Message) -> None:
+    def _announce(self, member: Member, message: Message) -> None:
         """A child said that it is ready."""
-        member = self._members.get(name)
-        if member is not None and not member.ready.done():
+        if not member.ready.done():
             member.ready.set_result(message)
 
     def is_alive(self, name: str) -> bool:
@@ -146,21 +148,21 @@ class Processes:
             self._server.close()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        who: list[str] = []
+        who: list[Member] = []
 
         async def handle(message: Any) -> Message | None:
             if isinstance(message, Hello):
-                who.append(message.name)
-                return self._welcome(message, peer)
+                who.append(self._welcome(message, peer))
+                return who[0].setup
             if isinstance(message, CannotStart):
                 self._refuse(message)
                 return None
-            if not who or self._handler is None:
+            if not who or self._handler is None or self._members.get(who[0].name) is not who[0]:
                 return None
             if isinstance(message, CellReady | GatewayReady):
                 self._announce(who[0], message)
                 return None
-            return await self._handler(who[0], message)
+            return await self._handler(who[0].name, message)
 
         peer = Peer(reader, writer, wire=WIRE, handler=handle, name="child")
         try:
@@ -170,10 +172,10 @@ class Processes:
                 raise
             self._on_crash(group)
 
-    def _welcome(self, hello: Hello, peer: Peer) -> Message:
+    def _welcome(self, hello: Hello, peer: Peer) -> Member:
         member = self._members.get(hello.name)
         if member is None or member.incarnation != hello.incarnation:
             raise BoundaryError("process", f"{hello.name} is not expected", retryable=False)
         member.peer = peer
         peer.name = hello.name
-        return member.setup
+        return member

@@ -1,0 +1,24 @@
+"""Each planted bug is found within 200 seeds; otherwise the hunt proves nothing."""
+
+import os
+from itertools import cycle
+
+import pytest
+
+from tests.sim.canaries import CANARIES
+from tests.sim.seeded_hunt import hunt
+from tests.sim.seeded_loop import Mode
+
+MAX_SEEDS = 200
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CANARIES)
+def test_the_hunt_finds_the_planted(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    seeds = zip(range(MAX_SEEDS), cycle(Mode), strict=False)
+    with CANARIES[name].planted():
+        found = hunt(seeds, num_most_broken=1)
+    assert found.broken, f"{CANARIES[name].words}: not found in {MAX_SEEDS} seeds"
+    with capsys.disabled():
+        words = f"canary {name!r} found after {found.num_runs} seeds: {found.lines()[:160]}"
+        os.write(1, f"\n{words}\n".encode())
