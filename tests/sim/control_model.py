@@ -542,7 +542,8 @@ def _lost_core(truth: Truth) -> None:
 def _applied(truth: Truth, command: c.AnyCommand) -> None:
     match command:
         case c.OpenDoor():
-            truth.engines[command.engine].is_door_open = True
+            engine = truth.engines[command.engine]
+            engine.is_door_open = engine.due_since_s is None
         case c.Publish():
             engine = truth.engines[command.engine]
             engine.verified = command.version

@@ -368,8 +368,8 @@ def check_depths(*, num_runs: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_no_order_of_events_breaks_a_promise_and_every_run_comes_to_its_end() -> None:
-    run_machine(num_runs=100, num_moves=40, phases=(Phase.generate,))
-    check_depths(num_runs=100)
+    run_machine(num_runs=250, num_moves=40, phases=(Phase.generate,))
+    check_depths(num_runs=250)
 
 
 @pytest.mark.slow
