@@ -160,6 +160,7 @@ class Shell:
             assert len(self.stream.holder) == command.num_groups
             self.stream.is_closed = True
         if isinstance(command, c.AbandonStep):
+            self.lines.pop("offers", None)
             self.done["abandoned in closing"] += self.stream is not None and self.stream.is_closed
             self.stream = None
         if isinstance(command, c.DropMember) and not self._is_stale(command):
