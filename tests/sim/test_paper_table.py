@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.paper import fit
 from opengyre.config.load_simulation import load_simulation, scenario_files
 from opengyre.config.simulation import SimulationConfig
 from opengyre.simulate.compare import Bench
@@ -70,23 +71,25 @@ def test_a_row_sets_its_configuration_and_nothing_that_was_fitted() -> None:
             assert set(keys) <= ROW_KEYS[section], path.name
 
 
-def test_mu_and_phi_follow_from_the_staleness_target_by_one_rule() -> None:
-    shapes = {}
-    for config in configs():
+def test_the_fit_script_has_the_rows_of_the_table_and_their_mu_and_phi() -> None:
+    rows = {one.scenario.name: one for one in configs()}
+    assert {row: one.scenario.published_time for row, one in rows.items()} == fit.PUBLISHED
+    for row, config in rows.items():
         schedule = config.schedule
-        target = schedule.max_staleness
-        assert schedule.steps_per_burst + schedule.run_ahead - 1 == target
-        shapes[config.scenario.name] = (schedule.steps_per_burst, schedule.run_ahead)
-    single, several = (1, target), (target, 1)
-    assert {row for row, shape in shapes.items() if shape == single} == {"E1", "A3"}
-    assert {row for row, shape in shapes.items() if shape == several} == {
-        "E0",
-        "E2",
-        "C1",
-        "C2",
-        "A0",
-    }
-    assert shapes["C0"] == (target + 1, 0)
+        shape = (schedule.steps_per_burst, schedule.run_ahead)
+        assert shape == fit.shape(row, schedule.max_staleness)
+        assert sum(shape) - 1 == schedule.max_staleness
+
+
+def test_the_frozen_values_are_within_the_declared_bounds() -> None:
+    low = fit.shared_settings(tuple(one.low for one in fit.PARAMETERS), min(fit.TARGETS))
+    high = fit.shared_settings(tuple(one.high for one in fit.PARAMETERS), max(fit.TARGETS))
+    table = tomllib.loads((PAPER / "fit.toml").read_text())
+    for key in low:
+        value = table
+        for part in key.split("."):
+            value = value[part]
+        assert min(low[key], high[key]) <= value <= max(low[key], high[key]), key  # type: ignore[operator]
 
 
 @pytest.mark.slow
