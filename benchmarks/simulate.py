@@ -23,8 +23,8 @@ KIB_PER_MIB = 1024.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """`num_steps` steps of `num_groups` groups x 8 on cells of `devices_per_cell` nodes. Training
-    and slots are in proportion, so that the load of a node is E0's."""
+    """`num_steps` steps of `num_groups` groups x 8 on cells of `devices_per_cell` nodes; a node
+    trains as quickly and has as many slots as E0's."""
 
     num_cells: int
     devices_per_cell: int
@@ -44,10 +44,9 @@ class Size:
 CASES: Mapping[str, Size] = {
     "E0": Size(num_cells=8, devices_per_cell=4, num_groups=16, num_steps=12),
     "192 nodes": Size(num_cells=48, devices_per_cell=4, num_groups=64, num_steps=48),
-    "100 cells": Size(num_cells=100, devices_per_cell=4, num_groups=1_250, num_steps=12),
-    "1000 cells": Size(num_cells=1_000, devices_per_cell=4, num_groups=1_250, num_steps=12),
+    "100 cells": Size(num_cells=100, devices_per_cell=4, num_groups=1_250, num_steps=6),
+    "1000 cells": Size(num_cells=1_000, devices_per_cell=4, num_groups=1_250, num_steps=6),
     "10000 cells": Size(num_cells=10_000, devices_per_cell=1, num_groups=1_250, num_steps=12),
-    "10000 full cells": Size(num_cells=10_000, devices_per_cell=1, num_groups=5_000, num_steps=6),
 }
 
 

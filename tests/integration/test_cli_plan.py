@@ -1,13 +1,17 @@
 """`gyre plan`: the best layout, data, a picture, and refusals in one line."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_run import record
 from typer.testing import CliRunner
 
 from opengyre.cli.main import app
+from opengyre.store.journal import open_journal
+from opengyre.store.run_folder import create_run_folder
 
 TINY = """
 [scenario]
@@ -125,6 +129,23 @@ def test_recorded_durations_and_values_beside_them_make_a_plan(tmp_path: Path) -
     assert planned(path, *sets, *budget)["best"]["num_devices_used"] == 4
     lognormal = ("--set", "workload.mean_s=300")
     assert planned(*sets, *lognormal, *budget)["best"]["num_devices_used"] == 4
+
+
+def test_a_recorded_run_gives_the_durations(tiny: Path, tmp_path: Path) -> None:
+    folder = create_run_folder(tmp_path / "runs" / "a", {"seed": 7})
+    rows = record(folder.tokens).rows
+
+    async def write() -> None:
+        async with open_journal(folder.db) as journal:
+            for row in rows:
+                journal.append(row.now_s, row.value)
+
+    asyncio.run(write())
+    as_written, as_recorded = (
+        planned(tiny, "--no-region", *more)["best"]["groups_per_hour"]
+        for more in ((), ("--from", folder.path))
+    )
+    assert as_recorded > 2 * as_written
 
 
 def test_bad_input_is_refused_in_one_line(tiny: Path, tmp_path: Path) -> None:

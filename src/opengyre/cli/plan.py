@@ -25,6 +25,7 @@ Number = TypeVar("Number", int, float)
 
 MAX_LAYOUTS = 120
 NUM_SIZES = 3
+SLOT_SHARES = (0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,11 @@ class PlanOptions:
     ] = None
     slots: Annotated[
         str | None,
-        typer.Option("--slots", metavar="S,S,..", help="slots per device to try"),
+        typer.Option(
+            "--slots",
+            metavar="S,S,..",
+            help="slots per device to try (the scenario's; fewer too if load slows an engine)",
+        ),
     ] = None
     max_staleness: Annotated[
         int | None,
@@ -131,6 +136,8 @@ def _space(config: "SimulationConfig", options: PlanOptions) -> "Space":
             "--cell-devices: expected the devices a cell may have, where no scenario file says it"
         )
     slots: tuple[float, ...] = (topology.slots_per_device,)
+    if config.costs.engine.load_slope > 0:
+        slots = tuple(share * topology.slots_per_device for share in SLOT_SHARES)
     if options.slots is not None:
         slots = _numbers("--slots", options.slots, float)
     bound = schedule.max_staleness if options.max_staleness is None else options.max_staleness
