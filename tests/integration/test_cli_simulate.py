@@ -177,6 +177,7 @@ def test_a_folder_is_a_table_of_its_scenarios(small: Path) -> None:
     [
         (["nothing.toml"], "no such config file"),
         (["small.toml", "--set", "schedule.mu=2"], "schedule.mu: unknown key"),
+        (["small.toml", "--set", "costs.training.group_device_s=1e12"], "small: no end after"),
         (["small.toml", "--policy", "greedy"], "expected elastic, colocate, async"),
         (["small.toml", "--compare", "elastic,"], "expected elastic, colocate, async"),
         (["small.toml", "--compare", "async,async"], "expected each policy once"),

@@ -16,6 +16,7 @@ from opengyre.control.config import PolicyName
 from opengyre.control.errors import InvariantError
 from opengyre.control.ids import cell_engine_id, standalone_engine_id
 from opengyre.control.scheduler import Scheduler
+from opengyre.seams.errors import ConfigError
 from opengyre.simulate.result import Bucket, Mode, Result
 from opengyre.simulate.scenario import Failure
 from opengyre.simulate.workload import Draw, Endings, LognormalWorkload, Workload
@@ -300,7 +301,7 @@ def test_colocated_cells_leave_together_and_their_free_slots_wait_for_coverage(r
 
 
 def test_a_run_that_never_ends_is_an_error_with_its_name() -> None:
-    with pytest.raises(InvariantError, match="small: no end after 100"):
+    with pytest.raises(ConfigError, match="small: no end after 100"):
         simulate(replace(make_scenario(), max_s=100.0), 1)
 
 

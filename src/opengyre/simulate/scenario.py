@@ -28,7 +28,7 @@ class Scenario:
     """A device is whatever device-seconds are counted in: a GPU, or a node of them.
     `stop_after_step` ends the run when that step is committed (the first steps of a longer run,
     whose last burst is dispatched like the others). `max_s` bounds the simulated time: a run that
-    lasts longer raises InvariantError."""
+    lasts longer raises ConfigError: its numbers are the user's."""
 
     name: str
     scheduler: SchedulerConfig

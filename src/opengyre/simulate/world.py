@@ -11,6 +11,7 @@ from opengyre.control import facts as f
 from opengyre.control.commands import EndRun, Plan
 from opengyre.control.errors import InvariantError
 from opengyre.control.scheduler import Scheduler
+from opengyre.seams.errors import ConfigError
 from opengyre.simulate.kernel import Kernel
 from opengyre.simulate.result import Result
 from opengyre.simulate.scenario import Scenario
@@ -24,8 +25,8 @@ MAX_ROUNDS_AT_ONCE = 1_000_000
 def simulate(scenario: Scenario, seed: int, *, journal: Sink | None = None) -> Result:
     """Run `scenario` to its end. `journal(now_s, value)` sees every fact and plan in order.
 
-    The same scenario and seed give the same Result and the same journal. Raises InvariantError if
-    the run does not end within `scenario.max_s`, or a rule of our own is broken.
+    The same scenario and seed give the same Result and the same journal. Raises ConfigError if the
+    run does not end within `scenario.max_s`, InvariantError if a rule of our own is broken.
     """
     return World(scenario, seed, journal).run()
 
@@ -84,7 +85,8 @@ class World:
             waiting = self.scheduler.snapshot().waiting_for
             raise InvariantError(f"{self._scenario.name}: nothing will ever happen: {waiting}")
         if kernel.now_s > self._scenario.max_s:
-            raise InvariantError(f"{self._scenario.name}: no end after {self._scenario.max_s} s")
+            name, max_s = self._scenario.name, self._scenario.max_s
+            raise ConfigError(f"{name}: no end after {max_s:g} s of simulated time")
 
     def _result(self, end: EndRun) -> Result:
         now_s, shell = self._kernel.now_s, self._shell
