@@ -157,12 +157,14 @@ def test_a_simulated_run_that_fails_is_shown_and_ends_with_exit_1(small: Path) -
 
 
 def test_a_folder_is_a_table_of_its_scenarios(small: Path) -> None:
-    for name, cells, published in (("x", 4, 1.0), ("y", 2, 1.5)):
+    for name, cells, published in (("w", 3, 1.2), ("x", 4, 1.0), ("y", 2, 1.5)):
         (small.parent / f"{name}.toml").write_text(
             f'extends = "small.toml"\n[scenario]\npublished_time = {published}\n'
             f"[topology]\nnum_cells = {cells}\n"
         )
-    assert [row["name"] for row in rows_of(small.parent)] == ["x", "y"]
+    assert [row["name"] for row in rows_of(small.parent)] == ["w", "x", "y"]
+    assert rows_of(small.parent)[1]["ratio"] == 1.0
+    (small.parent / "w.toml").unlink()
     table = rows_of(small.parent, "--table", "--seeds", "1")
     assert [row["row"] for row in table] == ["x", "y"]
     assert table[0]["ours"] == 1.0

@@ -176,7 +176,8 @@ def _print_runs(runs: list["Ran"], options: SimulateOptions) -> None:
     from opengyre.simulate.table import as_csv, as_json, text_rows
     from opengyre.views.tables import table
 
-    reference = runs[0].row
+    is_reference = (one.row for one in runs if one.config.scenario.published_time == 1.0)
+    reference = next(is_reference, runs[0].row)
     rows = [as_json(one.row, reference) for one in runs]
     csv_text = as_csv([one.row for one in runs], reference)
     if options.out is not None:

@@ -134,7 +134,7 @@ def _text_cells(row: Row, reference: Row) -> dict[str, str]:
     ages = range(max(row.staleness, default=0) + 1)
     return {
         "wall time": duration(row.wall_s),
-        "sd over seeds": f"{row.wall_sd_s / (row.wall_s or 1.0):.1%} of {row.num_seeds}",
+        "sd (seeds)": f"{row.wall_sd_s / (row.wall_s or 1.0):.1%} ({row.num_seeds})",
         "ratio": f"{ratio(row, reference):.3f}",
         "executions / device-hour": f"{row.executions_per_device_hour:.3f}",
         **{bucket.value: f"{row.device_seconds[bucket] / total_s:.2%}" for bucket in Bucket},
