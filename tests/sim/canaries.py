@@ -232,8 +232,9 @@ def _never_connects_again(real: Any) -> Any:
 
 def _opens_under_an_old_version(real: Any) -> Any:
     async def _publish(self: Any, command: c.Publish) -> None:
-        self._due[command.engine] = command.version
         await real(self, command)
+        if self._due[command.engine] > command.version:
+            await self._parts.processes.call("gateway", m.OpenDoorAt(engine=command.engine))
 
     return _publish
 

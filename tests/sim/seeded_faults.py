@@ -80,9 +80,13 @@ def draw_faults(rng: Random, engines: tuple[str, ...], *, num_most: int) -> tupl
 def _draw(rng: Random, engines: tuple[str, ...], harm: Harm | None = None) -> Fault:
     if harm is None and rng.random() < 0.5:
         return _draw_in_training(rng, engines)
+    if harm is None and rng.random() < 0.2:
+        return _draw_at_publication(rng, engines)
     is_at_step = rng.random() < 0.3
     often = [Harm.KILL] * 6 + [Harm.STOP] * 4
-    rare = [Harm.CUT_LINK, Harm.CUT_LINK, Harm.CUT_CONTROL, Harm.STOP_GATEWAY, Harm.SLOW_LOADS]
+    rare = [Harm.CUT_LINK, Harm.CUT_LINK, Harm.CUT_CONTROL, Harm.STOP_GATEWAY] + [
+        Harm.SLOW_LOADS
+    ] * 2
     harm = harm or rng.choice(often + rare)
     return Fault(
         event="step" if is_at_step else rng.choice(EVENTS),
@@ -108,6 +112,21 @@ def _draw_in_training(rng: Random, engines: tuple[str, ...]) -> Fault:
         engine=victim,
         lasts_s=rng.choice(SHORT_S + LONG_S),
         delay_s=rng.choice([0.0, 0.0, 0.0005, 0.01, 0.1]),
+    )
+
+
+def _draw_at_publication(rng: Random, engines: tuple[str, ...]) -> Fault:
+    """A standalone engine hangs while a version is on its way to it."""
+    event = rng.choice(["Reduced", "Updated", "SaveState", "LoadVersion", "FreezeAll"])
+    victim = engines[-1]
+    return Fault(
+        event=event,
+        about=victim if event in ("LoadVersion", "FreezeAll") else "",
+        number=rng.choice([1, 1, 2]),
+        harm=Harm.STOP,
+        engine=victim,
+        lasts_s=rng.choice([3.0, 12.0, 12.0, 25.0, 40.0]),
+        delay_s=rng.choice([0.0, 0.01, 0.1]),
     )
 
 
@@ -178,7 +197,7 @@ class Fate:
             case Harm.STOP_GATEWAY:
                 loop.stop_host(gateway.host, fault.lasts_s)
             case Harm.SLOW_LOADS:
-                self.load_factor = 200.0
+                self.load_factor = 300.0
                 loop.in_world(60.0, self._load_well)
             case Harm.KILL_GATEWAY:
                 self.ending = fault.harm

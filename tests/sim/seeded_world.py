@@ -20,9 +20,15 @@ from typing import Any
 import numpy as np
 
 from opengyre.config.root import RunConfig
-from opengyre.control.commands import Checkpoint, OpenDoor, Plan
+from opengyre.control.commands import Checkpoint, Freeze, OpenDoor, Plan
 from opengyre.control.config import EngineSpec, SchedulerConfig
-from opengyre.control.facts import CommandApplied, ExecutionClosed
+from opengyre.control.facts import (
+    CommandApplied,
+    CommandFailed,
+    CommandUnknown,
+    EngineLost,
+    ExecutionClosed,
+)
 from opengyre.engines.scripted import ScriptedConfig
 from opengyre.gateway.gateway import Gateway, GatewayEvents
 from opengyre.harness.selftest import OpenSandbox, SandboxReport
@@ -59,12 +65,13 @@ HORIZON_S = 4000.0
 KNOWN_ENDS = ("Checkpoint failed: c0: connection",)
 MEAN_S = {
     "wire": 0.001,
-    "exit": 0.05,
+    "exit": 0.01,
     "start": 0.3,
     "launch": 0.02,
     "commit": 0.003,
     "pull_all": 0.05,
     "run": 1.0,
+    "_compute_for_step": 0.08,
     "commit_checkpoint": 0.05,
 }
 
@@ -192,6 +199,8 @@ class SeededWorld:
                 self._see_step(row.value)
             case CommandApplied():
                 self._see_applied(row.value)
+            case EngineLost() | CommandFailed() | CommandUnknown() if not self.fate.done:
+                self.wrong(f"P16: nothing went wrong yet, and {row.value}")
             case Plan():
                 self._see_plan(row.value)
             case _:
@@ -222,6 +231,10 @@ class SeededWorld:
         command = self.checks.state.commands.get(fact.command_id)
         if isinstance(command, OpenDoor):
             self._opening.pop(command.engine, None)
+        if isinstance(command, Freeze):
+            stats = self.engines[command.engine].stats()
+            if stats.num_running + stats.num_waiting > 0:
+                self.wrong(f"P5: {command.engine} is frozen and still writes")
         if not isinstance(command, Checkpoint):
             return
         try:
