@@ -74,7 +74,7 @@ def check_counts(truth: Truth, view: SchedulerView) -> None:
 
 
 def _drops_later(truth: Truth, view: SchedulerView) -> None:
-    """Overdue groups are dropped all at once, at the latest before another step opens."""
+    """Overdue groups are dropped all at once, before another step opens and before a dispatch."""
     num_known = len(truth.of_state("dropped"))
     for group in truth.overdue() if view.num_dropped > num_known else ():
         group.is_dropped = True
@@ -174,9 +174,8 @@ def _check_boundary(truth: Truth, seen: PlanSeen) -> None:
     assert view.published_version == truth.exposed[-1] == truth.version
     num_left = truth.config.num_steps - view.steps_done
     given = [one for one in seen.given if isinstance(one, c.DispatchGroups)]
-    num_dropped_late = view.num_dropped - seen.before.num_dropped
     if not given:
-        assert num_to_dispatch(truth, num_left) <= num_dropped_late or seen.is_over
+        assert num_to_dispatch(truth, num_left) == 0 or seen.is_over
     assert len(given) <= 1
     if num_left > 0 and not seen.is_over:
         _check_who_returns(truth, seen)

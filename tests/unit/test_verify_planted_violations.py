@@ -226,10 +226,6 @@ def micro_step_not_summed(run: Planting) -> None:
     run.change(run.where(seen.StepReport)[0], micro_steps=[0, 2])
 
 
-def micro_step_of_a_dropped_member(run: Planting) -> None:
-    run.insert_plan(run.command(c.CloseStep), c.DropMember, step=0, cell=1)
-
-
 def returned_micro_step_counted(run: Planting) -> None:
     place = run.command(c.CloseStep)
     run.insert(place, seen.MicroStepReturned(step=0, number=2, cell=1))
@@ -295,7 +291,6 @@ PLANTED: list[tuple[Callable[[Planting], None], str, str]] = [
     (error_from_a_move, "P5", "e000002 got an error from a move: 503"),
     (micro_step_twice, "P8", "step 0, micro-step 1: done 2 and summed 1 times"),
     (micro_step_not_summed, "P8", "step 0, micro-step 1: done 1 and summed 0 times"),
-    (micro_step_of_a_dropped_member, "P8", "micro-step 1: done 0 and summed 1 times"),
     (returned_micro_step_counted, "P8", "micro-step 2: done 0 and summed 1 times"),
     (path_trained_twice, "P8", "a path of e000006 was trained 2 times"),
     (group_consumed_twice, "P8", "g00001 was consumed 2 times"),

@@ -6,7 +6,7 @@ Invariants: durable before exposed, exposed before published, published before d
 happens here and nowhere else.
 """
 
-from opengyre.control import moves, publication
+from opengyre.control import moves, publication, steps
 from opengyre.control.bursts import Phase
 from opengyre.control.cells import Cell, CellRole
 from opengyre.control.commands import Checkpoint, DispatchEval, DispatchGroups, Expose
@@ -98,6 +98,7 @@ def _pass_boundary(run: RunState, now_s: float) -> None:
     for cell in run.cells:
         run.topology.set_order(cell, in_order=cell.role is not CellRole.ABSENT)
     is_final = run.steps_left == 0
+    steps.drop_overdue(run)
     num_groups = num_to_dispatch(run)
     num_eval = _num_eval(run, is_final=is_final)
     retained = () if is_final else _retained(run, num_groups, num_eval)

@@ -66,7 +66,8 @@ ENGINE_TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
 @dataclass(slots=True, kw_only=True, eq=False)
 class Engine:
     """One rollout engine, the `number`-th of the config. `stay` orders engines by how long they
-    stay in rollout (0 longest); `is_serving`: its slots count in C_R. Changed by the topology."""
+    stay in rollout (0 longest); `is_serving`: its slots count in C_R; `lost_incarnation`: the
+    last one whose loss was told. Changed by the topology."""
 
     engine: EngineId
     slots: int
@@ -75,6 +76,7 @@ class Engine:
     stay: int
     state: EngineState = EngineState.ABSENT
     incarnation: int = 0
+    lost_incarnation: int = 0
     has_reported: bool = False
     verified_version: int | None = None
     due_version: int | None = None

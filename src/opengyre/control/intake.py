@@ -99,10 +99,11 @@ def _engine_lost(run: RunState, fact: EngineLost) -> None:
     engine = run.engines.get(fact.engine)
     if engine is None:
         raise InvariantError(f"{fact.engine} is not in the config")
-    if fact.incarnation < engine.incarnation:
+    if fact.incarnation < engine.incarnation or fact.incarnation <= engine.lost_incarnation:
         run.refuse("an older incarnation")
         return
     engine.incarnation, engine.has_reported = fact.incarnation, True
+    engine.lost_incarnation = fact.incarnation
     if engine.state is not EngineState.ABSENT:
         recovery.lose(run, engine, fact.reason)
 
@@ -143,7 +144,9 @@ def _take_group(run: RunState, step: StepRecord, fact: GroupAssigned | GroupRetu
         _assign(run, step, group)
     elif fact.group not in step.assigned:
         run.refuse("a group that is not assigned")
-    elif step.state is StepState.OPEN:
+    elif step.state is not StepState.OPEN:
+        run.refuse("a group of a step that closes")
+    else:
         del step.assigned[group.group]
         step.offered[group.group] = group
         run.groups.move(group, GroupState.READY)

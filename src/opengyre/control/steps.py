@@ -68,7 +68,7 @@ def _open_next(run: RunState) -> None:
     if not is_free or burst.num_left <= 0 or is_waiting:
         return
     if not run.redo:
-        _drop_overdue(run)
+        drop_overdue(run)
     if run.groups.num_outstanding == 0:
         return
     redo = run.redo.popleft() if run.redo else None
@@ -86,7 +86,7 @@ def _open_next(run: RunState) -> None:
     out.add(OpenStep(command_id=out.new_id(), reason=reason, step=step.step, version=step.version))
 
 
-def _drop_overdue(run: RunState) -> None:
+def drop_overdue(run: RunState) -> None:
     """Groups no step may train any more: in "drop", or after a recall or a resume."""
     oldest = run.version - run.config.staleness_bound
     for version in run.groups.versions():

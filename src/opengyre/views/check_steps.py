@@ -24,9 +24,6 @@ class StepRecord:
     is_open: bool = False
     is_committed: bool = False
 
-    def drop_member(self, cell: int) -> None:
-        self.done = [one for one in self.done if one.cell != cell]
-
     def give_back(self, number: int, cell: int) -> None:
         self.done = [one for one in self.done if (one.number, one.cell) != (number, cell)]
 
@@ -77,14 +74,10 @@ class ExactlyOnce:
         return self._findings.result()
 
     def _see_command(self, command: c.AnyCommand) -> None:
-        match command:
-            case c.OpenStep() | c.AbandonStep():
-                is_open = isinstance(command, c.OpenStep)
-                self.steps[command.step] = StepRecord(is_open=is_open)
-            case c.DropMember():
-                self._step(command.step).drop_member(command.cell)
-            case _:
-                return
+        """A dropped member's work goes back when that is told: after the reduce none does."""
+        if isinstance(command, c.OpenStep | c.AbandonStep):
+            is_open = isinstance(command, c.OpenStep)
+            self.steps[command.step] = StepRecord(is_open=is_open)
 
     def _step(self, step: int) -> StepRecord:
         return self.steps.setdefault(step, StepRecord())
