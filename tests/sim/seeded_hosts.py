@@ -24,16 +24,16 @@ Program = Callable[[str, str, int], Awaitable[None]]
 class ChildProcess(asyncio.SubprocessTransport):
     """What a launcher holds of a process it started."""
 
-    def __init__(self, loop: "WorldLoop", host: Host, pid: int) -> None:
+    def __init__(self, loop: "WorldLoop", host: Host, incarnation: int) -> None:
         super().__init__()
         self.host = host
+        self.incarnation = incarnation
         self._loop = loop
-        self._pid = pid
         self._returncode: int | None = None
         self._waiters: list[asyncio.Future[int]] = []
 
     def get_pid(self) -> int:
-        return self._pid
+        return 1000 + self.incarnation
 
     def get_returncode(self) -> int | None:
         return self._returncode
@@ -116,6 +116,8 @@ class WorldLoop(SeededLoop):
         self.programs: dict[str, Program] = {}
         self.children: dict[str, ChildProcess] = {}
         self.hosts: list[Host] = []
+        self.killed: list[str] = []
+        self.left_tasks: list[str] = []
         self._queues: dict[ThreadPoolExecutor, deque[Work]] = {}
 
     # ---- hosts
@@ -142,6 +144,8 @@ class WorldLoop(SeededLoop):
         self.net.drop_host(host)
         child = self.children.get(host.name)
         if child is not None and child.host is host:
+            if returncode != 0:
+                self.killed.append(f"{host.name}-{child.incarnation}")
             delay_s = self.delay_s("exit")
             self.call_later(delay_s, child.ended, returncode, context=contextvars.Context())
 
@@ -165,8 +169,15 @@ class WorldLoop(SeededLoop):
         try:
             await body()
             returncode = 0
+            self.left_tasks += self._tasks_of(host)
         finally:
             self.kill_host(host, returncode)
+
+    def _tasks_of(self, host: Host) -> list[str]:
+        """What still runs in a host that is about to end by itself."""
+        own = asyncio.current_task(self)
+        left = [one for one in asyncio.all_tasks(self) if getattr(one, "host", None) is host]
+        return sorted(f"{host.name}: {one.get_coro()!r}"[:200] for one in left if one is not own)
 
     # ---- what asyncio asks of a loop
 
@@ -180,7 +191,7 @@ class WorldLoop(SeededLoop):
         main = self.programs[module]
         context = contextvars.Context()
         host = context.run(self.start_host, name, lambda: main(address, name, incarnation))
-        child = ChildProcess(self, host, 1000 + len(self.hosts))
+        child = ChildProcess(self, host, incarnation)
         self.children[name] = child
         return child, protocol
 

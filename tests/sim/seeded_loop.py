@@ -10,6 +10,7 @@ import heapq
 import math
 import random
 import struct
+import warnings
 import zlib
 from asyncio import events
 from collections.abc import Callable, Coroutine
@@ -58,6 +59,8 @@ class SeededTask(asyncio.Task):  # type: ignore[type-arg]
         self.priority = 0.0
         self.born_at_step = -1
         self.has_begun = False
+        context: Context | None = how.get("context")
+        self.host = HOST.get() if context is None else context.get(HOST)
         super().__init__(coro, **how)
 
     def __hash__(self) -> int:
@@ -86,7 +89,8 @@ class SeededLoop(asyncio.BaseEventLoop):
         self._is_burying = False
         self._parked: list[events.Handle] = []
         self._ready: list[events.Handle] = []  # type: ignore[assignment]
-        self._scheduled: list[events.TimerHandle] = []
+        self._num_timers = 0
+        self._timers: list[tuple[float, int, events.TimerHandle]] = []
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._note_error)
 
@@ -98,15 +102,18 @@ class SeededLoop(asyncio.BaseEventLoop):
     ) -> Any:  # type: ignore[override]
         """On a grid of about a microsecond, never early: two events can be at one time."""
         when_s = math.ceil(when * GRID_HZ) / GRID_HZ
-        return super().call_at(when_s, callback, *args, context=context)
+        timer = events.TimerHandle(when_s, callback, args, self, context)
+        self._num_timers += 1
+        heapq.heappush(self._timers, (when_s, self._num_timers, timer))
+        return timer
 
     def some_deadline_s(self, within_s: float) -> float | None:
         """When some timer fires soon, for an event that is to fall on a deadline."""
         for _ in range(4):
-            if self._scheduled:
-                one = self._scheduled[int(self.world.random() * len(self._scheduled))]
-                left_s = one._when - self._now_s  # type: ignore[attr-defined]
-                if not one._cancelled and 0 < left_s <= within_s:  # type: ignore[attr-defined]
+            if self._timers:
+                when_s, _, one = self._timers[int(self.world.random() * len(self._timers))]
+                left_s = when_s - self._now_s
+                if 0 < left_s <= within_s and not one.cancelled():
                     return left_s
         return None
 
@@ -121,13 +128,16 @@ class SeededLoop(asyncio.BaseEventLoop):
         self._is_burying = True
         self.after_step = lambda: None
         self._ready += self._parked
-        left = asyncio.all_tasks(self)
-        for task in sorted(left, key=lambda one: getattr(one, "number", 0)):
-            task.cancel()
-        if left:
-            self.run_until_complete(asyncio.wait(left, timeout=MAX_BURIAL_S))
-        self.run_until_complete(self.shutdown_asyncgens())
-        self.close()
+        with warnings.catch_warnings():
+            # What the dead were about to start is never awaited.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            left = asyncio.all_tasks(self)
+            for task in sorted(left, key=lambda one: getattr(one, "number", 0)):
+                task.cancel()
+            if left:
+                self.run_until_complete(asyncio.wait(left, timeout=MAX_BURIAL_S))
+            self.run_until_complete(self.shutdown_asyncgens())
+            self.close()
 
     def _make_task(
         self, loop: Any, coro: Any, context: Context | None = None
@@ -198,17 +208,16 @@ class SeededLoop(asyncio.BaseEventLoop):
         return self.order.random() if owner is None else owner.priority
 
     def _release_due(self) -> None:
-        scheduled = self._scheduled
-        while scheduled and (scheduled[0]._cancelled or scheduled[0]._when <= self._now_s):  # type: ignore[attr-defined]
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False  # type: ignore[attr-defined]
-            if not handle._cancelled:  # type: ignore[attr-defined]
+        timers, now_s = self._timers, self._now_s
+        while timers and (timers[0][0] <= now_s or timers[0][2].cancelled()):
+            handle = heapq.heappop(timers)[2]
+            if not handle.cancelled():
                 self._ready.append(handle)
 
     def _advance(self) -> None:
-        if not self._scheduled:
+        if not self._timers:
             raise Deadlock("nothing will ever run: " + "; ".join(waiting_tasks(self)))
-        self._now_s = self._scheduled[0]._when  # type: ignore[attr-defined]
+        self._now_s = self._timers[0][0]
         self._num_at_once = 0
         self._release_due()
 
@@ -232,7 +241,7 @@ def waiting_tasks(loop: asyncio.AbstractEventLoop) -> list[str]:
     """Each unfinished task of a living host: where it stands."""
     found = []
     for task in sorted(asyncio.all_tasks(loop), key=lambda one: getattr(one, "number", 0)):
-        host = task.get_context().get(HOST) if hasattr(task, "get_context") else None
+        host = getattr(task, "host", None)
         if host is not None and host.is_dead:
             continue
         found.append(f"{task.get_name()} {_where(task)}")

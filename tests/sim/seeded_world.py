@@ -358,8 +358,33 @@ class SeededWorld:
             if self.end.exit_code != (0 if ending is None else 1) and not is_known:
                 self.wrong(f"the run failed: {self.end.reason}")
             self.checks.finish(tokens, is_whole=ending is None)
+            for words in self._what_leaked(is_whole=ending is None):
+                self.wrong(f"P16: {words}")
         if self.problems:
             raise Broken(self.problems[0])
+
+    def _what_leaked(self, *, is_whole: bool) -> list[str]:
+        """Tasks, listeners, sessions, slots, requests, workspaces and weights that are left."""
+        assert self.run_object is not None
+        found = [f"a task is left in {one}" for one in self.loop.left_tasks]
+        found += [f"somebody listens at {place}" for place in self.loop.net.listeners]
+        found += [f"the agent of {one} runs" for one in self.sandbox.running]
+        views = self.run_object.scheduler.snapshot().engines
+        if not is_whole:
+            return found
+        assert self.gateway is not None
+        found += [
+            f"{one.num_used} slots of {one.engine} are taken" for one in views if one.num_used
+        ]
+        found += [f"{one} is held at the gateway" for one in self.gateway.held()]
+        if self.gateway.num_sessions:
+            found.append(f"{self.gateway.num_sessions} sessions are open")
+        found += [f"the workspace of {one.name}" for one in (self.folder / "work").iterdir()]
+        killed = set(self.loop.killed)
+        for plane in (self.folder / "planes").iterdir():
+            if "-".join(plane.name.split("-")[:2]) not in killed:
+                found.append(f"weights at {plane.name}")
+        return found
 
     def _open(self) -> OpenRun:
         folder = RunFolder(self.folder / "run")

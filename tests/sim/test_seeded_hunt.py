@@ -1,6 +1,8 @@
 """Many seeds in every mode, with faults: no promise breaks, and a seed is one run."""
 
 import os
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -13,6 +15,7 @@ from tests.sim.seeded_loop import Mode
 from tests.sim.seeded_world import SeededWorld, stormy
 
 REGRESSIONS = Path(__file__).with_name("seeded_regressions.txt")
+ROOT = Path(__file__).parents[2]
 NUM_SEEDS = 500
 NUM_PROCESSES = 2
 
@@ -73,6 +76,27 @@ def test_the_same_seed_and_mode_give_the_same_steps_at_the_same_times(mode: Mode
         first, second = ((world.loop.digest, world.loop.num_steps) for world in worlds)
         assert first == second
         assert journal_of(worlds[0]) == journal_of(worlds[1])
+
+
+def test_another_process_with_another_hash_seed_runs_the_same_steps() -> None:
+    words = (
+        "from tests.sim.seeded_world import *; w = SeededWorld(seed=7, mode=Mode.SHUFFLE,"
+        " weather=stormy(7)); w.run(); print(w.loop.digest, w.loop.num_steps)"
+    )
+    outputs = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        told = subprocess.run(
+            [sys.executable, "-c", words],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+            env=environment,
+            timeout=60,
+        )
+        outputs.append(told.stdout)
+    assert outputs[0] == outputs[1]
 
 
 def test_the_modes_run_a_seed_in_different_orders() -> None:
