@@ -20,16 +20,19 @@ from lab import (
 )
 
 from opengyre.simulate.plan import Trials, Tried, plan
+from opengyre.simulate.plan_layout import Layout
 
 BUDGETS = (8, 16, 32, 64)
 CELL_COUNTS = (1, 2, 4, 8)
 TIME_OUT_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)
 PREFILL_RATES = (20_000, 5_000, 1_000, 250)
 PULLS_S = (0, 30, 120, 600, 1_800)
+SHAPES = ((3, 1), (4, 0))
 PATIENT = ("schedule.join_deadline_s=36000", "schedule.publish_timeout_s=36000")
 SUPPLY_FRACTIONS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2)
 SUPPLY_HOLDS_S = (0, 30, 100, 300, 900, 1_800)
 TARGETS = (1, 2, 3, 4, 6)
+BOUNDS = (3, 4, 5, 6)
 LONG_TAIL = ("workload.sigma_between=0.6", "workload.overall_cap_s=1e9")
 
 
@@ -115,9 +118,10 @@ def time_out(lab: Lab) -> Figure:
     }
     for share in TIME_OUT_SHARES:
         trials = lab.trials(piled_share=share)
-        ours, whole, alone = lab.run(
-            trials,
-            [elastic(trials), colocated(trials, 0, (4, 0)), colocated(trials, 1, (3, 1))],
+        ours = _of_cells(lab, trials, 8)
+        whole, alone = (
+            _better(lab, trials, [colocated(trials, num, shape) for shape in SHAPES])
+            for num in (0, 1)
         )
         rivals = (whole, alone, best_split(lab, trials))
         for name, rival in zip(over, rivals, strict=True):
@@ -227,7 +231,7 @@ def staleness(lab: Lab) -> Figure:
         long.append(percent(ran[0], base))
         single.append(percent(ran[1], base))
         static.append(percent(max(ran[2:], key=lambda one: one.mean), base))
-    loose = [percent(_ours(lab, lab.trials(max_staleness=bound)), base) for bound in (3, 4, 5, 6)]
+    loose = [lab.trials(max_staleness=bound) for bound in BOUNDS]
     return Figure(
         name="staleness",
         panels=(
@@ -242,10 +246,19 @@ def staleness(lab: Lab) -> Figure:
                 ),
             ),
             Panel(
-                x_label="max_staleness at mu 3, phi 1",
+                x_label="max_staleness",
                 y_label="% against the base",
-                xs=("3", "4", "5", "6"),
-                lines=(_line("elastic", loose),),
+                xs=tuple(str(bound) for bound in BOUNDS),
+                lines=tuple(
+                    _line(
+                        f"elastic, mu {steps}, phi {ahead}",
+                        [
+                            percent(lab.run(one, [elastic(one, shape=(steps, ahead))])[0], base)
+                            for one in loose
+                        ],
+                    )
+                    for steps, ahead in ((3, 1), (1, 3))
+                ),
             ),
         ),
     )
@@ -285,8 +298,11 @@ def _ours(lab: Lab, trials: Trials) -> Tried:
 
 
 def _of_cells(lab: Lab, trials: Trials, num_cells: int) -> Tried:
-    tried = lab.run(trials, [elastic(trials, num_cells, shape) for shape in ((3, 1), (4, 0))])
-    return max(tried, key=lambda one: one.mean)
+    return _better(lab, trials, [elastic(trials, num_cells, shape) for shape in SHAPES])
+
+
+def _better(lab: Lab, trials: Trials, layouts: Sequence[Layout]) -> Tried:
+    return max(lab.run(trials, layouts), key=lambda one: one.mean)
 
 
 def _line(label: str, points: Sequence[tuple[float, float]]) -> Line:

@@ -20,7 +20,7 @@ from opengyre.simulate.compare import Bench
 from opengyre.simulate.from_config import scenario_of
 from opengyre.simulate.plan import Trials, Tried, gain
 from opengyre.simulate.plan_layout import Layout, Space
-from opengyre.simulate.plan_workload import piled
+from opengyre.simulate.plan_workload import at_share, piled, training_share
 from opengyre.simulate.repeat import Repeater
 from opengyre.simulate.scenario import Scenario
 from opengyre.simulate.workload import Draw
@@ -29,7 +29,7 @@ from opengyre.simulate.world import simulate
 E0 = Path(__file__).resolve().parent.parent / "paper" / "E0.toml"
 UNIT = 4  # nodes of the smallest cell: E0's
 SIZES = (4, 8, 16)
-MAX_LAYOUTS = 36
+MAX_LAYOUTS = 72
 Shape = tuple[int, int]
 
 
@@ -51,7 +51,7 @@ class Lab:
         piled_share: float | None = None,
     ) -> Trials:
         """The base with `overrides`; `piled_share` of its executions end at a time-out, with
-        training made cheaper in proportion to what the time-out takes from rollout."""
+        training as dear as keeps its share of the device-seconds."""
         config = self.config(*overrides)
         bench = Bench(repeater=self.repeater, num_seeds=self.num_seeds)
         space = Space(
@@ -64,7 +64,12 @@ class Lab:
         if piled_share is None:
             return trials
         workload = piled(trials.workload, piled_share)
-        return replace(trials, bench=replace(bench, workload=workload))
+        share = training_share(config, trials.workload)
+        return replace(
+            trials,
+            config=at_share(config, workload, share),
+            bench=replace(bench, workload=workload),
+        )
 
     def run(self, trials: Trials, layouts: Sequence[Layout]) -> list[Tried]:
         return trials.run(layouts, first_seed=1, num_seeds=self.num_seeds)

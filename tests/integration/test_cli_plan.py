@@ -108,9 +108,13 @@ def test_the_staleness_bound_bounds_mu_and_phi(tiny: Path) -> None:
     assert shapes == {(1, 0)}
 
 
-def test_where_training_is_next_to_nothing_elasticity_is_not_sold(tiny: Path) -> None:
-    data = planned(tiny, "--no-region", "--set", "costs.training.group_device_s=1.0")
-    assert data["does_elasticity_pay"] is not True
+def test_where_switching_takes_longer_than_an_execution_elasticity_is_not_sold(
+    tiny: Path,
+) -> None:
+    data = planned(tiny, "--no-region", "--set", "costs.switch.enter_training_s=3000")
+    assert data["does_elasticity_pay"] is False
+    assert data["best"]["policy"] == "async"
+    assert data["verdict"].startswith("elasticity does not pay here: the best static split is ")
 
 
 def test_recorded_durations_and_values_beside_them_make_a_plan(tmp_path: Path) -> None:

@@ -7,8 +7,15 @@ from opengyre.seams.errors import ConfigError
 from opengyre.simulate.compare import Bench
 from opengyre.simulate.plan import Gain, Plan, Trials, Tried, gain, plan, verdict
 from opengyre.simulate.plan_layout import Layout, Space, configured, slowdown
-from opengyre.simulate.plan_region import region, training_share
-from opengyre.simulate.plan_workload import capped_share, durations, lengthened, piled
+from opengyre.simulate.plan_region import region
+from opengyre.simulate.plan_workload import (
+    at_share,
+    capped_share,
+    durations,
+    lengthened,
+    piled,
+    training_share,
+)
 from opengyre.simulate.repeat import Repeater
 from opengyre.simulate.workload import (
     EmpiricalWorkload,
@@ -60,7 +67,7 @@ def trials_of(*, max_layouts: int = 12, num_devices: int = 4) -> Trials:
 
 def test_every_layout_of_a_grid_keeps_the_budget_and_the_staleness_bound() -> None:
     for policy in ("elastic", "async", "colocate"):
-        grid = SPACE.grid(policy)
+        grid = SPACE.grid(policy, 0.5)
         assert len(grid) == len(set(grid)) > 6
         for one in grid:
             assert one.num_devices == 16
@@ -79,10 +86,10 @@ def test_neighbours_differ_in_one_respect_and_stay_in_the_space() -> None:
     assert all(one.num_devices == 16 for one in beside)
 
 
-def test_a_static_split_always_leaves_something_to_roll_out() -> None:
-    nums = {one.devices_per_cell for one in SPACE.grid("async")}
-    assert min(nums) == 2
-    assert max(nums) == 14
+def test_static_splits_begin_near_the_balanced_one_and_leave_something_to_roll_out() -> None:
+    assert SPACE.splits(0.5) == [3, 4, 5, 6]
+    assert SPACE.splits(0.01) == [1, 2]
+    assert SPACE.splits(0.99) == [6, 7]
     most = layout_of("async", num_cells=1, devices_per_cell=14, num_standalone=1)
     assert {one.devices_per_cell for one in SPACE.neighbours(most)} == {12, 14}
 
@@ -182,4 +189,7 @@ def test_a_longer_workload_is_longer_before_its_caps() -> None:
 
 def test_the_training_share_is_that_of_the_device_seconds() -> None:
     steady = LognormalWorkload(mean_s=200.0)
-    assert training_share(TINY, steady, 4.0) == pytest.approx(0.5)
+    assert training_share(TINY, steady) == pytest.approx(0.5)
+    dear = at_share(TINY, steady, 0.9)
+    assert dear.costs.training.group_device_s == pytest.approx(900.0)
+    assert training_share(dear, steady) == pytest.approx(0.9)

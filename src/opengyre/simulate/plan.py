@@ -14,7 +14,7 @@ from opengyre.config.simulation import PolicyName, SimulationConfig
 from opengyre.simulate.compare import Bench
 from opengyre.simulate.from_config import workload_of
 from opengyre.simulate.plan_layout import Layout, Space, configured, slowdown
-from opengyre.simulate.plan_workload import lengthened
+from opengyre.simulate.plan_workload import lengthened, training_share
 from opengyre.simulate.result import Result
 from opengyre.simulate.table import S_PER_HOUR
 from opengyre.simulate.workload import Workload
@@ -210,7 +210,8 @@ def _searched(trials: Trials) -> list[Layout]:
     """The best layout of each policy: a grid under few seeds; its best climb, in turns so that
     the bound cuts no policy short alone, to where no neighbour is better."""
     most = max(1, trials.max_layouts // (2 * len(POLICIES)))
-    grids = [_thinned(trials.space.grid(policy), most) for policy in POLICIES]
+    share = training_share(trials.config, trials.workload)
+    grids = [_thinned(trials.space.grid(policy, share), most) for policy in POLICIES]
     ranked = [_ranked(trials.search(grid, NUM_GRID_SEEDS)) for grid in grids]
     starts = [[one.layout for one in some[:NUM_CLIMBERS]] for some in ranked if some]
     climbs = [[_Climb(best=one) for one in trials.search(some, NUM_CLIMB_SEEDS)] for some in starts]

@@ -14,9 +14,9 @@ from opengyre.seams.errors import ConfigError
 
 Size = TypeVar("Size", int, float)
 
-NUM_GRID_SPLITS = 6
-CELL_SHARES = (1.0, 0.875, 0.75, 0.5)
-COLOCATED_SHARES = (1.0, 0.875, 0.75, 0.5)
+CELL_SHARES = (1.0, 0.75)
+COLOCATED_SHARES = (1.0, 0.875, 0.5)
+NUM_STRIDES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -94,8 +94,8 @@ class Space:
             return None
         return self._layout(policy, 1, num_units * self.unit, slots)
 
-    def grid(self, policy: PolicyName) -> list[Layout]:
-        """Where a search begins."""
+    def grid(self, policy: PolicyName, training_share: float) -> list[Layout]:
+        """Where a search begins; static splits around that of the device-seconds."""
         found: list[Layout | None] = []
         for slots in self.slots:
             if policy == "elastic":
@@ -103,7 +103,9 @@ class Space:
                     nums = [round(share * self.num_devices / devices) for share in CELL_SHARES]
                     found += [self.elastic(num, devices, slots) for num in nums]
             else:
-                found += [self.one_cell(policy, num, slots) for num in self._units(policy)]
+                found += [
+                    self.one_cell(policy, num, slots) for num in self._units(policy, training_share)
+                ]
         return _each_once(
             replace(one, steps_per_burst=steps, run_ahead=ahead)
             for one in found
@@ -128,8 +130,8 @@ class Space:
                 for other in _beside(self.cell_devices, devices)
             ]
         else:
-            units = devices // self.unit
-            found += [self.one_cell(layout.policy, units + by, slots) for by in (-1, 1)]
+            units, strides = devices // self.unit, (-self._stride, -1, 1, self._stride)
+            found += [self.one_cell(layout.policy, units + by, slots) for by in strides]
         moved = [
             replace(one, steps_per_burst=layout.steps_per_burst, run_ahead=layout.run_ahead)
             for one in found
@@ -154,11 +156,20 @@ class Space:
             run_ahead=self.max_staleness,
         )
 
-    def _units(self, policy: PolicyName) -> list[int]:
-        if policy == "colocate":
-            return [round(share * self.num_units) for share in COLOCATED_SHARES]
-        step = max(1, -(-(self.num_units - 2) // (NUM_GRID_SPLITS - 1)))
-        return [*range(1, self.num_units - 1, step), self.num_units - 1]
+    def splits(self, training_share: float) -> list[int]:
+        """Units that train in static splits near the balanced one: a stride below, two above."""
+        balanced, most = int(training_share * self.num_units), self.num_units - 1
+        near = (balanced + by * self._stride for by in (-1, 0, 1, 2))
+        return sorted({min(max(1, units), most) for units in near})
+
+    @property
+    def _stride(self) -> int:
+        return max(1, self.num_units // NUM_STRIDES)
+
+    def _units(self, policy: PolicyName, training_share: float) -> list[int]:
+        if policy == "async":
+            return self.splits(training_share)
+        return [round(share * self.num_units) for share in COLOCATED_SHARES]
 
     def _shapes_beside(self, steps: int, ahead: int) -> list[tuple[int, int]]:
         steps_by = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, -1), (-1, 1))

@@ -8,10 +8,9 @@ anew; the elastic and the colocated winner keep their cells.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from opengyre.config.simulation import SimulationConfig
 from opengyre.simulate.plan import Gain, Plan, Trials, Tried, gain
 from opengyre.simulate.plan_layout import Layout, Space
-from opengyre.simulate.plan_workload import capped_share, durations, piled
+from opengyre.simulate.plan_workload import at_share, capped_share, piled, training_share
 from opengyre.simulate.workload import Workload
 
 TRAINING_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -42,12 +41,6 @@ class Region:
     workloads: tuple[Point, ...]
     cell_counts: tuple[Point, ...]
     num_runs: int
-
-
-def training_share(config: SimulationConfig, workload: Workload, slots_per_device: float) -> float:
-    """Of the device-seconds that one group needs: G / (G + N E[duration] / slots_per_device)."""
-    training_s = config.costs.training.group_device_s
-    return training_s / (training_s + _rollout_device_s(config, workload, slots_per_device))
 
 
 def region(trials: Trials, best: Plan) -> Region | None:
@@ -110,30 +103,15 @@ def pays_where(region: Region) -> list[str]:
 
 def _at(trials: Trials, workload: Workload, share: float) -> Trials:
     """The same with `workload` and training as dear as `share` says."""
-    config = trials.config
-    slots = config.topology.slots_per_device
-    rollout_s = _rollout_device_s(config, workload, slots)
-    training = config.costs.training.model_copy(
-        update={"group_device_s": rollout_s * share / (1.0 - share)}
-    )
-    costs = config.costs.model_copy(update={"training": training})
     return replace(
         trials,
-        config=config.model_copy(update={"costs": costs}),
+        config=at_share(trials.config, workload, share),
         bench=replace(trials.bench, workload=workload),
     )
 
 
-def _rollout_device_s(config: SimulationConfig, workload: Workload, slots: float) -> float:
-    lengths = durations(workload)
-    return config.schedule.group_size * sum(lengths) / len(lengths) / slots
-
-
 def _splits(space: Space, like: Layout, share: float) -> list[Layout]:
-    """Static splits around the one that balances: a step of one unit below, two above."""
-    balanced = int(share * space.num_units)
-    sizes = sorted({min(max(1, balanced + by), space.num_units - 1) for by in (-1, 0, 1, 2)})
-    found = (space.one_cell("async", size, like.slots_per_device) for size in sizes)
+    found = (space.one_cell("async", num, like.slots_per_device) for num in space.splits(share))
     return [_shaped(one, like) for one in found if one is not None]
 
 
@@ -167,7 +145,7 @@ def _cell_counts(trials: Trials, winners: Winners) -> list[Point]:
     cut = (space.elastic(num, space.num_devices // num, slots) for num in some)
     layouts = [_shaped(one, winners.elastic) for one in cut if one is not None]
     ran = _run(trials, [static, *layouts])
-    share = training_share(trials.config, trials.workload, slots)
+    share = training_share(trials.config, trials.workload)
     time_out = capped_share(trials.workload)
     return [
         Point(

@@ -1,12 +1,13 @@
 """The workload of a plan, changed in one respect.
 
-Owns: executions that take longer, and executions that pile up at a time-out. Must not know:
+Owns: executions that take longer, or pile up at a time-out; the weight of training. Must not know:
 layouts. Invariant: the draws stay those of the seed; only what happens to them changes.
 """
 
 from dataclasses import replace
 from statistics import fmean
 
+from opengyre.config.simulation import SimulationConfig
 from opengyre.control.errors import InvariantError
 from opengyre.simulate.workload import (
     Draw,
@@ -55,6 +56,20 @@ def durations(workload: Workload) -> list[float]:
     return [one.duration_s for one in _sample(workload)]
 
 
+def training_share(config: SimulationConfig, workload: Workload) -> float:
+    """Of the device-seconds that one group needs: G / (G + N E[duration] / slots_per_device)."""
+    training_s = config.costs.training.group_device_s
+    return training_s / (training_s + _rollout_device_s(config, workload))
+
+
+def at_share(config: SimulationConfig, workload: Workload, share: float) -> SimulationConfig:
+    """The scenario with training as dear as makes its share of the device-seconds `share`."""
+    group_s = _rollout_device_s(config, workload) * share / (1.0 - share)
+    training = config.costs.training.model_copy(update={"group_device_s": group_s})
+    costs = config.costs.model_copy(update={"training": training})
+    return config.model_copy(update={"costs": costs})
+
+
 def capped_share(workload: Workload) -> float:
     """Share of that sample that a time-out ends."""
     return fmean(one.is_capped for one in _sample(workload))
@@ -65,6 +80,12 @@ def _sample(workload: Workload) -> list[Draw]:
         workload.draw(SAMPLE_SEED, number // GROUP_SIZE, number % GROUP_SIZE)
         for number in range(NUM_SAMPLES)
     ]
+
+
+def _rollout_device_s(config: SimulationConfig, workload: Workload) -> float:
+    """Device-seconds that a group takes of full engines."""
+    num, slots = config.schedule.group_size, config.topology.slots_per_device
+    return num * fmean(durations(workload)) / slots
 
 
 def _endings(workload: Workload) -> Endings:
