@@ -90,14 +90,18 @@ def pays_where(region: Region) -> list[str]:
         words = ", ".join(
             f"{one.training_share:.0%} ({one.over_static.share:+.1%})" for one in lost
         )
-        where = f"does not pay at a training share of {words}" if lost else "pays throughout"
+        where = (
+            f"no clear gain at a training share of {words}" if lost else "a clear gain throughout"
+        )
         lines.append(f"{time_out:.0%} of executions at the time-out: {where}")
     few = [
         f"{one.num_cells} ({one.over_static.share:+.1%})"
         for one in region.cell_counts
         if not (one.over_static.is_clear and one.over_static.share > 0)
     ]
-    where = f"does not pay with {', '.join(few)}" if few else "pays with every number tried"
+    where = (
+        f"no clear gain with {', '.join(few)}" if few else "a clear gain with every number tried"
+    )
     return [*lines, f"number of cells, this workload: {where}"]
 
 
