@@ -149,3 +149,27 @@ def test_groups_of_a_dead_member_come_back_once_and_are_consumed_once() -> None:
     desk.assign("g00000", "g00002", "g00003")
     desk.commit()
     assert (desk.view.num_consumed, desk.view.num_short_steps) == (4, 0)
+
+
+def test_a_core_that_is_recalled_in_a_redo_takes_the_same_groups_once_more() -> None:
+    config = make_config(num_cells=1, groups_per_step=1, steps_per_burst=2, run_ahead=1)
+    desk = Desk(config).start()
+    desk.train("g00000")
+    desk.finish("g00002")
+    desk.assign("g00002")
+    desk.lose("c0")
+    desk.bring_back("c0", version=0)
+    desk.settle()
+    assert (desk.view.step, desk.view.version) == (1, 0)
+    desk.lose("s0")
+    desk.settle(after_s=60.0)
+    assert (desk.view.role_by_cell, desk.view.step) == ((CellRole.ROLLOUT,), None)
+    desk.bring_back("s0", version=0)
+    desk.settle()
+    for step, group in ((1, "g00000"), (2, "g00002")):
+        offer = desk.last(c.Offer)
+        assert isinstance(offer, c.Offer)
+        assert (offer.step, offer.groups) == (step, (group,))
+        desk.assign(group)
+        desk.version = step - 1
+        desk.commit()

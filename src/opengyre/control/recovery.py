@@ -225,6 +225,8 @@ def _recall_core(run: RunState, reason: str) -> None:
         return
     if run.outbox.is_pending(run.checkpoint):
         return
+    if run.step is not None and run.step.fixed is not None:
+        run.redo.appendleft(Redo(groups=run.step.fixed, is_exact=run.step.is_exact))
     abandon_step(run, reason)
     tell_losses(run)
     if not run.undurable:
