@@ -17,8 +17,10 @@ from opengyre.control.config import SchedulerConfig
 from opengyre.control.ids import CommandId, EngineId, ExecutionId, GroupId
 from opengyre.control.scheduler import Scheduler
 from opengyre.control.view import SchedulerView
-from tests.sim.control_model import CORE, add, new_truth, pass_boundary, pass_time
-from tests.sim.control_promises import PlanSeen, check_command, check_counts, check_fact, check_view
+from tests.sim.control_command_promises import PlanSeen, check_command, check_fact
+from tests.sim.control_events import add, pass_boundary, pass_time
+from tests.sim.control_model import CORE, new_truth
+from tests.sim.control_promises import check_counts, check_view, drop_overdue
 
 FATAL = (c.DispatchGroups, c.DispatchEval, c.Checkpoint, c.Offer)
 Answer = f.CommandApplied | f.CommandFailed | f.CommandUnknown
@@ -27,10 +29,13 @@ NEVER_FAILS = (c.EndRun, c.AbandonStep, c.Fence, c.Cancel)
 
 @dataclass(slots=True, kw_only=True)
 class Process:
+    """`told_lost` is the last incarnation whose death was told."""
+
     engine: EngineId
     cell: int | None
     incarnation: int = 0
     is_alive: bool = False
+    told_lost: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,6 +129,7 @@ class Shell:
         pass_time(self.truth, self.now_s)
         if seen.is_boundary:
             pass_boundary(self.truth)
+        drop_overdue(self.truth, seen)
         for command in plan.commands:
             assert command.command_id > last_id
             last_id = command.command_id
@@ -340,7 +346,9 @@ class Shell:
             self.tell_untrue(f.CommandApplied(command_id=command.command_id))
 
     def _tell_lost(self, process: Process) -> None:
-        if not process.is_alive:
+        """Once for each life: a second notice would be refused."""
+        if not process.is_alive and process.told_lost < process.incarnation:
+            process.told_lost = process.incarnation
             fact = f.EngineLost(
                 engine=process.engine, incarnation=process.incarnation, reason="it was killed"
             )

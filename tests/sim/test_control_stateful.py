@@ -282,15 +282,19 @@ def untrue_facts(shell: Shell, kind: str) -> list[f.Fact]:
         case "verdict":
             return [_verdict(one) for one in shell.finished[-4:] if one not in shell.ungraded]
         case "ready":
-            return [_ready(one, old) for one in shell.processes.values() for old in _olds(one, 1)]
+            return [
+                _ready(one, old)
+                for one in shell.processes.values()
+                for old in range(1, one.incarnation + 1)
+            ]
         case "lost":
-            return [_lost(one, old) for one in shell.processes.values() for old in _olds(one, 0)]
+            return [
+                _lost(one, old)
+                for one in shell.processes.values()
+                for old in range(1, max(one.incarnation, one.told_lost + 1))
+            ]
         case _:
             return _untrue_step_facts(shell)
-
-
-def _olds(process: Process, num: int) -> range:
-    return range(1, process.incarnation + num)
 
 
 def _verdict(execution: ExecutionId) -> f.Fact:
@@ -318,7 +322,8 @@ def _untrue_step_facts(shell: Shell) -> list[f.Fact]:
     stream = shell.stream
     if stream is not None and truth.step is not None:
         facts += [f.GroupAssigned(group=one, step=stream.step) for one in stream.holder]
-        facts += [f.GroupReturned(group=one, step=stream.step) for one in stream.offered]
+        back = [*stream.offered, *(stream.holder if stream.is_closed else ())]
+        facts += [f.GroupReturned(group=one, step=stream.step) for one in back]
         joined = [*stream.members, *sorted(stream.dropped)]
         facts += [f.MemberAdmitted(step=stream.step, cell=one) for one in joined]
     return facts
