@@ -43,14 +43,6 @@ from opengyre.views.run_state import RunState
 Wrong = Callable[[str], None]
 
 
-class OnceByReturns(ExactlyOnce):
-    """P8, where work goes back when that is told: a drop after the reduce returns nothing."""
-
-    def _see_command(self, command: c.AnyCommand) -> None:
-        if not isinstance(command, c.DropMember):
-            super()._see_command(command)
-
-
 class RowChecks:
     """P1 to P4 and P8 after every row; P5 and P10 over all rows at the end."""
 
@@ -60,7 +52,7 @@ class RowChecks:
         self.launches: set[str] = set()
         self._fold = Fold()
         self._boundaries = Boundaries()
-        self._steps = OnceByReturns()
+        self._steps = ExactlyOnce()
         self._outcomes = OneOutcome()
         self._each_row: list[RowCheck] = [
             Waterlevel(self._boundaries),
@@ -140,25 +132,23 @@ def check_what_is_left(rows: list[Row], folder: Path, wrong: Wrong) -> None:
     and the rows, replayed, give the same plans."""
     run = RunFolder(folder / "run")
     reader, checkpoints = SegmentReader(run.tokens), Checkpoints(run.checkpoints)
-    commands: dict[int, c.AnyCommand] = {}
-    last: c.Checkpoint | None = None
     try:
-        for row in rows:
-            match row.value:
-                case TurnRecorded():
-                    reader.read(row.value.turn.ref)
-                case c.Plan():
-                    commands |= {one.command_id: one for one in row.value.commands}
-                case CommandApplied():
-                    newest = commands[row.value.command_id]
-                    if isinstance(newest, c.Checkpoint):
-                        last = newest
-                case _:
-                    continue
-        if last is not None:
-            checkpoints.check(last.step)
+        for turn in [row.value.turn for row in rows if isinstance(row.value, TurnRecorded)]:
+            reader.read(turn.ref)
+        durable = _durable_steps(rows)
+        if durable:
+            checkpoints.check(durable[-1])
     except BoundaryError as error:
         wrong(f"P13: {error}")
     result = replay(rows, _scheduler)
     if not result.is_same:
         wrong(f"replay of what is left: {result.difference}")
+
+
+def _durable_steps(rows: list[Row]) -> list[int]:
+    """Steps whose checkpoint was acknowledged, in order."""
+    plans = [row.value for row in rows if isinstance(row.value, c.Plan)]
+    commands = [command for plan in plans for command in plan.commands]
+    steps = {one.command_id: one.step for one in commands if isinstance(one, c.Checkpoint)}
+    applied = [row.value for row in rows if isinstance(row.value, CommandApplied)]
+    return [steps[one.command_id] for one in applied if one.command_id in steps]

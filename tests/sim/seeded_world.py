@@ -61,8 +61,6 @@ from tests.sim.seeded_wire import MemoryTransport
 
 SHARED_MEMORY = Path("/dev/shm")
 HORIZON_S = 4000.0
-# The core's death while it saves ends a run when the call fails before the death is told.
-KNOWN_ENDS = ("Checkpoint failed: c0: connection",)
 MEAN_S = {
     "wire": 0.001,
     "exit": 0.01,
@@ -354,8 +352,7 @@ class SeededWorld:
         elif self.end is None:
             self.wrong("the run ended without saying how")
         else:
-            is_known = self.end.reason.startswith(KNOWN_ENDS)
-            if self.end.exit_code != (0 if ending is None else 1) and not is_known:
+            if self.end.exit_code != (0 if ending is None else 1):
                 self.wrong(f"the run failed: {self.end.reason}")
             self.checks.finish(tokens, is_whole=ending is None)
             for words in self._what_leaked(is_whole=ending is None):
