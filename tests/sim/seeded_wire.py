@@ -85,11 +85,11 @@ class MemoryTransport(asyncio.Transport):
     def write(self, data: Any) -> None:
         if self._is_closing or not data:
             return
-        if self.other._is_closing:
-            self._arrive(_End(BrokenPipeError("the other end is closed")))
-            return
         self._net.on_write(self, bytes(data))
         if self._is_closing:
+            return
+        if self.other._is_closing:
+            self._arrive(_End(BrokenPipeError("the other end is closed")))
             return
         for piece in self._net.pieces(bytes(data)):
             self.other._num_unread_bytes += len(piece)
@@ -112,8 +112,10 @@ class MemoryTransport(asyncio.Transport):
             self._lose_soon(None)
 
     def die(self, *, is_reset: bool) -> None:
-        """The host of this end is gone: what it wrote arrives, then the end."""
+        """The host of this end is gone: what it wrote arrives, then the end, which is a reset
+        if it had not read everything."""
         if not self._is_closing:
+            is_reset = is_reset or bool(self._inbox)
             self._is_closing = self._is_lost = True
             self._inbox.clear()
             self._send(_End(ConnectionResetError("reset by the other end") if is_reset else None))
