@@ -363,7 +363,7 @@ class SeededWorld:
     def _what_leaked(self, *, is_whole: bool) -> list[str]:
         """Tasks, listeners, sessions, slots, requests, workspaces and weights that are left."""
         assert self.run_object is not None
-        found = [f"a task is left in {one}" for one in self.loop.left_tasks]
+        found = [f"a task is left in {one}" for one in self.loop.left_tasks if is_whole]
         found += [f"somebody listens at {place}" for place in self.loop.net.listeners]
         found += [f"the agent of {one} runs" for one in self.sandbox.running]
         views = self.run_object.scheduler.snapshot().engines
