@@ -208,6 +208,7 @@ def write_rows(tape: Tape) -> None:
         seen.Continued(
             execution="e000002",
             turn="e000002.t0",
+            attempt=1,
             from_engine="c0",
             to_engine="s0",
             reason="move",
@@ -254,6 +255,7 @@ def first_boundary(tape: Tape) -> None:
         seen.Continued(
             execution="e000005",
             turn="e000005.t0",
+            attempt=1,
             from_engine="s0",
             to_engine="s0",
             reason="frozen",

@@ -85,18 +85,10 @@ class RowChecks:
             self._judge(self._outcomes.finish(state))
             self._judge(self._steps.finish(state))
             for told in TokenChecks(SegmentReader(tokens)).check(state, self._steps.accepted()):
-                problems = [one for one in told.problems if not self._is_ambiguous(one)]
-                for problem in problems[:1]:
-                    self._wrong(f"{told.promise}: {problem}")
+                self._judge(told)
         result = replay(self.rows, _scheduler)
         if not result.is_same:
             self._wrong(f"replay: {result.difference}")
-
-    def _is_ambiguous(self, problem: str) -> bool:
-        """Two attempts of this turn were cut: a told cut does not say of which it is."""
-        name = problem.partition(":")[0]
-        cut = [one for one in self.state.turns.values() if one.num_continuations > 0]
-        return sum(one.turn == name for one in cut) > 1
 
     def _judge(self, result: CheckResult) -> None:
         for problem in result.problems[:1]:

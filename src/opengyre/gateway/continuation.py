@@ -30,6 +30,7 @@ class GenerationPlan:
     """What to sample. `request.request_id` is `turn.aATTEMPT`; parts append to it."""
 
     turn: str
+    attempt: int
     request: GenerateRequest
     hold_max_s: float
 
@@ -40,6 +41,7 @@ class Continued:
 
     execution: str
     turn: str
+    attempt: int
     from_engine: str
     to_engine: str
     reason: str
@@ -207,6 +209,7 @@ class Generation:
             Continued(
                 execution=self._plan.request.execution,
                 turn=self._plan.turn,
+                attempt=self._plan.attempt,
                 from_engine=moved[0],
                 to_engine=to_engine,
                 reason=moved[1],

@@ -268,6 +268,7 @@ class Gateway:
         name = f"{attempt.turn}.a{attempt.attempt}"
         plan = GenerationPlan(
             turn=attempt.turn,
+            attempt=attempt.attempt,
             request=self._generate_request(one, attempt, name),
             hold_max_s=self._settings.hold_max_s,
         )

@@ -145,6 +145,7 @@ class ToController:
             m.ContinuedTold(
                 execution=told.execution,
                 turn=told.turn,
+                attempt=told.attempt,
                 from_engine=told.from_engine,
                 to_engine=told.to_engine,
                 reason=told.reason,

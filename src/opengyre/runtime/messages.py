@@ -271,6 +271,7 @@ class HoldTold(Message, frozen=True, kw_only=True):
 class ContinuedTold(Message, frozen=True, kw_only=True):
     execution: str
     turn: str
+    attempt: int
     from_engine: str
     to_engine: str
     reason: str

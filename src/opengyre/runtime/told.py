@@ -63,6 +63,7 @@ class Told:
             Continued(
                 execution=message.execution,
                 turn=message.turn,
+                attempt=message.attempt,
                 from_engine=message.from_engine,
                 to_engine=message.to_engine,
                 reason=_why(message),

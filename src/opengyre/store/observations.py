@@ -103,6 +103,7 @@ class Continued(Observation, frozen=True, kw_only=True):
 
     execution: str
     turn: str
+    attempt: int = 0
     from_engine: str
     to_engine: str
     reason: str

@@ -97,16 +97,14 @@ class TokenChecks:
         return _span_problem(turn.spans, turn.num_completion_tokens)
 
     def _check_continued(self, state: RunState) -> None:
-        records: dict[str, list[TurnRecord]] = {}
-        for turn in state.turns.values():
-            records.setdefault(turn.turn, []).append(turn)
-        told: dict[str, list[seen.Continued]] = {}
+        told: dict[tuple[str, int], list[seen.Continued]] = {}
         for _, one in state.continued:
-            told.setdefault(one.turn, []).append(one)
-        for name in sorted({*told, *(n for n, r in records.items() if _num_cuts(r))}):
-            problem = _continuation_problem(told.get(name, []), records.get(name, []))
+            told.setdefault((one.turn, one.attempt), []).append(one)
+        cut = {key for key, record in state.turns.items() if record.num_continuations}
+        for key in sorted({*told, *cut}):
+            problem = _continuation_problem(told.get(key, []), state.turns.get(key))
             if problem is not None:
-                self.unbroken.broken(f"{name}: {problem}")
+                self.unbroken.broken(f"{key[0]}: {problem}")
 
     def _check_path(self, path: seen.PathDigest, restored: ByTurn) -> None:
         matches = [
@@ -166,27 +164,20 @@ def _span_problem(spans: Sequence[Span], num_tokens: int) -> str | None:
     return None if end == num_tokens else f"spans cover {end} of {num_tokens} tokens"
 
 
-def _num_cuts(records: Sequence[TurnRecord]) -> int:
-    return sum(one.num_continuations for one in records)
-
-
-def _continuation_problem(
-    told: Sequence[seen.Continued], records: Sequence[TurnRecord]
-) -> str | None:
-    if not records:
+def _continuation_problem(told: Sequence[seen.Continued], record: TurnRecord | None) -> str | None:
+    """Of one attempt of a turn."""
+    if record is None:
         return "was continued elsewhere and never recorded"
-    if len(told) != _num_cuts(records):
-        return f"{len(told)} continuations told, {_num_cuts(records)} recorded"
+    if len(told) != record.num_continuations:
+        return f"{len(told)} continuations told, {record.num_continuations} recorded"
     by_place: dict[int, list[seen.Continued]] = {}
     for one in told:
         by_place.setdefault(one.num_tokens_so_far, []).append(one)
     for place, cuts in by_place.items():
-        problems = [_cut_problem(record, place, cuts) for record in records]
-        if None not in problems:
-            return problems[0]
-    if any(record.finish == "error" for record in records):
-        return "ended as an error after it was continued"
-    return None
+        problem = _cut_problem(record, place, cuts)
+        if problem is not None:
+            return problem
+    return "ended as an error after it was continued" if record.finish == "error" else None
 
 
 def _cut_problem(record: TurnRecord, place: int, cuts: Sequence[seen.Continued]) -> str | None:
