@@ -1,8 +1,11 @@
 """The named cases of the scheduling rules, played by hand with the right value asserted."""
 
+import pytest
+
 from opengyre.control import commands as c
 from opengyre.control import facts as f
 from opengyre.control.cells import CellRole, EngineState
+from opengyre.control.config import PolicyName
 from opengyre.control.ids import GroupId
 from tests.unit.control_desk import Desk, make_config, names
 
@@ -173,3 +176,19 @@ def test_a_core_that_is_recalled_in_a_redo_takes_the_same_groups_once_more() -> 
         desk.assign(group)
         desk.version = step - 1
         desk.commit()
+
+
+@pytest.mark.parametrize("policy", [PolicyName.ELASTIC, PolicyName.COLOCATE])
+def test_without_streaming_no_cell_stays_in_training_for_groups_that_are_just_dispatched(
+    policy: PolicyName,
+) -> None:
+    config = make_config(policy=policy, is_streaming=False, run_ahead=1, num_steps=6)
+    desk = Desk(config).start()
+    desk.finish("g00000", "g00001", "g00002")
+    desk.assign("g00000", "g00001")
+    desk.finish("g00003", reward=None)
+    desk.commit()
+    assert (desk.view.num_ready, desk.view.num_live, desk.view.step) == (1, 3, None)
+    assert desk.view.role_by_cell == (CellRole.ROLLOUT, CellRole.ROLLOUT)
+    desk.finish("g00004")
+    assert desk.view.role_by_cell[0] is CellRole.TRAINING

@@ -143,7 +143,7 @@ def _retained(run: RunState, num_groups: int, num_eval: int) -> tuple[Cell, ...]
     """Rule 9: enough is ready now, and the others have the slots for all that is coming."""
     cells = run.policy.retainable(run.topology)
     num_steps = min(run.config.steps_per_burst, run.steps_left)
-    if not cells or not moves.is_supplied(run, num_steps=num_steps):
+    if not cells or not moves.is_supplied(run, num_steps=num_steps, num_coming=num_groups):
         return ()
     staying = {cell.engine for cell in cells}
     slots = sum(

@@ -40,20 +40,22 @@ def update_supply(run: RunState, now_s: float) -> None:
     run.supply.update(now_s, is_met=is_met)
 
 
-def is_supplied(run: RunState, *, num_steps: int) -> bool:
-    """Enough ready groups for the open step, or for the next `num_steps` of the burst."""
-    ready, num_wanted = run.groups.num_ready, _num_wanted(run, num_steps)
+def is_supplied(run: RunState, *, num_steps: int, num_coming: int = 0) -> bool:
+    """Enough ready groups for the open step, or for the next `num_steps` of the burst; at a
+    boundary `num_coming` groups are about to be dispatched."""
+    ready, num_wanted = run.groups.num_ready, _num_wanted(run, num_steps, num_coming)
     if run.config.is_streaming:
         ready = min(ready, run.config.groups_per_step - run.num_assigned)
     return ready >= num_wanted
 
 
-def _num_wanted(run: RunState, num_steps: int) -> float:
+def _num_wanted(run: RunState, num_steps: int, num_coming: int = 0) -> float:
     if run.config.is_streaming:
         return run.config.min_supply_groups
-    to_come = run.groups.num_ready + run.groups.num_live
+    to_come = run.groups.num_ready + run.groups.num_live + num_coming
     places = num_steps * run.config.groups_per_step - run.num_assigned
-    return max(1, run.policy.whole_supply(step=run.need, burst=min(places, to_come)))
+    need = min(run.config.groups_per_step, to_come) if run.step is None else run.need
+    return max(1, run.policy.whole_supply(step=need, burst=min(places, to_come)))
 
 
 def why_not(run: RunState, cells: tuple[Cell, ...], now_s: float) -> str | None:
