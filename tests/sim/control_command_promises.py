@@ -256,6 +256,8 @@ def _check_offer(truth: Truth, command: c.Offer) -> None:
     assert len(command.groups) + len(assigned) <= config.groups_per_step
     before = {name for name in step.offered if name not in assigned}
     assert before <= {*command.groups}, "an offer was taken back"
+    is_whole = len(command.groups) >= truth.need
+    assert config.is_streaming or is_whole, "offered before the whole step can be"
     taken = assigned | before
     for group in in_order([truth.groups[name] for name in command.groups]):
         assert truth.state(group) == "ready"

@@ -162,8 +162,10 @@ class Truth:
         return None
 
     def is_supplied(self, *, is_core: bool) -> bool:
-        """Rule 7c, now."""
+        """Rule 7c, now; without streaming: all that the step still needs is ready."""
         num_ready = len(self.of_state("ready"))
+        if not self.config.is_streaming:
+            return num_ready >= max(1, self.need)
         num_free = self.config.groups_per_step - len(self.of_state("assigned"))
         wanted = self.config.supply_fraction * self.config.groups_per_step
         if min(num_ready, num_free) >= wanted:

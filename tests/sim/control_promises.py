@@ -10,12 +10,11 @@ from collections import Counter
 from opengyre.control import commands as c
 from opengyre.control.bursts import Phase
 from opengyre.control.cells import CellRole, EngineState
-from opengyre.control.config import Overdue
 from opengyre.control.step_record import StepState
 from opengyre.control.view import SchedulerView
 from tests.sim.control_command_promises import PlanSeen
 from tests.sim.control_model import CORE, Truth
-from tests.sim.control_order import in_order, may_overtake, num_to_dispatch
+from tests.sim.control_order import is_supplied_at_boundary, num_to_dispatch, takeable
 
 AWAY = (CellRole.LEAVING, CellRole.TRAINING)
 RETRY_S = 1.0
@@ -164,14 +163,10 @@ def _check_who_returns(truth: Truth, seen: PlanSeen) -> None:
     assert training - {0} <= returning, "a satellite stays in training past the boundary"
     if 0 not in training:
         return
-    num_ready = len(truth.of_state("ready"))
-    is_supplied = min(num_ready, truth.config.groups_per_step) >= (
-        truth.config.supply_fraction * truth.config.groups_per_step
-    )
     late = truth.quarantined()
     others = [one for name, one in truth.engines.items() if name != CORE and name not in late]
     num_slots = sum(one.spec.slots for one in others if one.is_alive)
-    is_retained = is_supplied and num_slots >= truth.w
+    is_retained = is_supplied_at_boundary(truth) and num_slots >= truth.w
     assert (0 not in returning) == is_retained, f"retention of the core: {num_slots} {truth.w}"
 
 
@@ -213,15 +208,12 @@ def _check_step(truth: Truth, view: SchedulerView) -> None:
 def _check_nothing_is_held_back(truth: Truth) -> None:
     """Rule 5, the other way round: who waits would push an older group past its bound."""
     assert truth.step is not None
-    offered = {*truth.step.offered}
-    taken = {group.group for group in truth.of_state("assigned")} | offered
-    if len(taken) >= truth.config.groups_per_step:
-        return
-    held = [group for group in in_order(truth.of_state("ready")) if group.group not in taken]
-    if not held:
-        return
-    assert truth.config.overdue is Overdue.WAIT, "a ready group was not offered"
-    assert not may_overtake(truth, held[0], taken), f"{held[0].group} was held back in vain"
+    assigned = {group.group for group in truth.of_state("assigned")}
+    offered = {*truth.step.offered} - assigned
+    held = takeable(truth, assigned | offered)
+    is_whole = len(offered) + len(held) >= truth.need
+    if truth.config.is_streaming or is_whole:
+        assert not held, f"{held[0].group} was held back in vain"
 
 
 # ---- rule 7 and 10, the duty to act

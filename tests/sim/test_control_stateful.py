@@ -60,6 +60,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_void_in_a_row=1000,
         max_staleness=phi + mu - 1 if is_tight else None,
         overdue=draw(st.sampled_from(list(Overdue))),
+        is_streaming=draw(st.sampled_from([True, True, False])),
         recall_after_s=4.0,
         join_deadline_s=10.0,
         publish_timeout_s=10.0,
