@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from opengyre.control.ids import cell_engine_id
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import Span, TokenRecord, TurnRecord
 from opengyre.store import observations as seen
@@ -19,6 +20,7 @@ from opengyre.views.findings import CheckResult, Findings
 from opengyre.views.run_state import RunState
 
 ByTurn = dict[tuple[str, int], "Restored"]
+CORE_ENGINE = cell_engine_id(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +156,15 @@ def _join(turn: TurnRecord, record: TokenRecord, parent: Restored | None) -> Res
 
 
 def _span_problem(spans: Sequence[Span], num_tokens: int) -> str | None:
-    end, version = 0, -1
+    """Versions grow along a turn; only a recalled core serves a newer one than its fellows."""
+    end, version, engine = 0, -1, ""
     for span in spans:
         if span.start != end or span.end <= span.start:
             return f"a span [{span.start}, {span.end}) does not go on at {end}"
-        if span.policy_version < version:
+        is_after_core = engine == CORE_ENGINE != span.engine
+        if span.policy_version < version and not is_after_core:
             return f"version {span.policy_version} samples after version {version}"
-        end, version = span.end, span.policy_version
+        end, version, engine = span.end, span.policy_version, span.engine
     return None if end == num_tokens else f"spans cover {end} of {num_tokens} tokens"
 
 
