@@ -12,7 +12,7 @@ from opengyre.control import commands as c
 from opengyre.control import facts as f
 from opengyre.control.bursts import Phase
 from opengyre.control.cells import CellRole
-from opengyre.control.config import Overdue
+from opengyre.control.config import Overdue, PolicyName
 from opengyre.control.ids import EngineId
 from opengyre.control.view import SchedulerView
 from tests.sim.control_lives import ROUNDING_S, EngineLife
@@ -22,12 +22,14 @@ from tests.sim.control_order import in_order, may_overtake, num_to_dispatch
 
 @dataclass(kw_only=True)
 class PlanSeen:
-    """One plan in the making: its view before and after, and what was given in it so far."""
+    """One plan in the making: its view before and after, what was given in it so far, and the
+    cells that were to leave together as the first of them was told."""
 
     before: SchedulerView
     after: SchedulerView
     roles_before: dict[int, CellRole]
     given: list[c.AnyCommand] = field(default_factory=list)
+    leaving: list[EngineLife] = field(default_factory=list)
 
     @property
     def is_boundary(self) -> bool:
@@ -133,7 +135,9 @@ def _check_leaving(truth: Truth, engine: EngineLife, seen: PlanSeen) -> None:
     """Rules 7, 8 and 10 at the moment a cell leaves."""
     config = truth.config
     assert seen.after.phase is Phase.RUNNING
+    closed = [one.engine for one in seen.given if isinstance(one, c.CloseDoor)]
     moving = truth.with_role(CellRole.LEAVING, CellRole.RETURNING)
+    moving = [one for one in moving if one.spec.engine not in closed]
     roles = seen.after.role_by_cell
     back = [one for one in moving if roles[one.spec.cell or 0] is CellRole.ROLLOUT]
     assert moving == back, "7a"
@@ -142,8 +146,12 @@ def _check_leaving(truth: Truth, engine: EngineLife, seen: PlanSeen) -> None:
     capacity = truth.capacity + sum(one.spec.slots for one in back)
     assert capacity - engine.spec.slots >= truth.w, "7b"
     assert not truth.displaced
-    assert truth.next_cell is engine, "rule 8"
-    since_s = truth.supplied_since_s(is_core=engine.spec.engine == CORE)
+    if closed:
+        assert engine in seen.leaving, "rules 8 and 13"
+        return
+    seen.leaving = truth.next_cells
+    assert engine in seen.leaving, "rules 8 and 13"
+    since_s = truth.supplied_since_s(is_core=seen.leaving[0].spec.engine == CORE)
     assert since_s is not None, "7c: no supply"
     assert truth.now_s - since_s >= config.supply_hold_s - ROUNDING_S, "7c: not held"
 
@@ -190,10 +198,12 @@ def _check_role_command(
     assert cell.is_alive
     if isinstance(command, c.EnterTraining):
         assert truth.used(cell.spec.engine) == 0
-        is_redo = command.cell == 0 and bool(truth.undone or truth.interrupted)
-        assert cell.role is CellRole.LEAVING or is_redo
+        is_bound = command.cell == 0 and truth.is_core_wanted
+        is_bound |= command.cell < truth.config.num_training_cells
+        assert cell.role is CellRole.LEAVING or is_bound
         return
     assert cell.role is CellRole.TRAINING
+    assert truth.config.policy is not PolicyName.ASYNC, "a cell of the fixed split returns"
     assert not (command.cell == 0 and truth.step is not None), "P7: the core leaves an open step"
     is_recall = seen.before.phase is Phase.RUNNING and not seen.is_boundary
     if not is_recall or seen.before.is_returning_by_cell[command.cell]:

@@ -47,9 +47,10 @@ def pass_time(truth: Truth, now_s: float) -> None:
             life.place = None
 
 
-def pass_boundary(truth: Truth) -> None:
+def pass_boundary(truth: Truth, steps_done: int) -> None:
     """Cells that died in the burst and live again are members again."""
     truth.is_exposing = False
+    truth.steps_before_burst = steps_done
     for cell in truth.cells:
         cell.has_died = not cell.is_alive
         cell.is_turning = cell.role is CellRole.LEAVING

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from opengyre.control import commands as c
 from opengyre.control import facts as f
 from opengyre.control.cells import CellRole
-from opengyre.control.config import SchedulerConfig
+from opengyre.control.config import PolicyName, SchedulerConfig
 from opengyre.control.ids import EngineId, ExecutionId, GroupId
 from tests.sim.control_lives import (
     Commit,
@@ -44,6 +44,7 @@ class Truth:
     step: StepLife | None = None
     is_core_wanted: bool = False
     is_exposing: bool = False
+    steps_before_burst: int = 0
     durable_step: int = 0
     durable_version: int = 0
     exposed: list[int] = field(default_factory=list)
@@ -55,6 +56,7 @@ class Truth:
     failed_drops: Counter[tuple[int, int]] = field(default_factory=Counter)
     stop: f.StopRequested | None = None
     end: c.EndRun | None = None
+    over_since_s: float | None = None
     now_s: float = 0.0
 
     # ---- numbers, counted anew
@@ -124,17 +126,23 @@ class Truth:
         can_come = len(self.of_state("live", "ready"))
         return min(self.config.groups_per_step - len(assigned), can_come)
 
+    def is_late(self, engine: EngineLife) -> bool:
+        """2.5.4; once the run ends nobody looks any more."""
+        now_s = self.now_s if self.over_since_s is None else self.over_since_s
+        return engine.is_late(now_s, self.config.publish_timeout_s)
+
     def quarantined(self) -> list[EngineId]:
-        limit_s = self.config.publish_timeout_s
-        return [name for name, one in self.engines.items() if one.is_late(self.now_s, limit_s)]
+        return [name for name, one in self.engines.items() if self.is_late(one)]
 
     def counts_in_capacity(self, engine: EngineLife) -> bool:
-        """Slots count in C_R; a core that died in training goes back there with its door shut."""
+        """Slots count in C_R; a core that died in training goes back there with its door shut, and
+        cells that always train never open theirs."""
+        if engine.spec.cell is not None and engine.spec.cell < self.config.num_training_cells:
+            return False
         is_rollout = engine.spec.cell is None or engine.role is CellRole.ROLLOUT
         if engine.spec.cell == 0 and self.is_core_wanted:
             return False
-        is_late = engine.is_late(self.now_s, self.config.publish_timeout_s)
-        return engine.is_alive and is_rollout and not is_late
+        return engine.is_alive and is_rollout and not self.is_late(engine)
 
     @property
     def capacity(self) -> int:
@@ -151,24 +159,41 @@ class Truth:
         return [one for one in self.cells if one.role in roles]
 
     @property
-    def next_cell(self) -> EngineLife | None:
-        """Rule 8: the first living cell of the order that is not in training; the core always
-        first, and back in the order as soon as it lives again."""
-        if not self.engines[CORE].is_alive:
-            return None
-        for cell in self.cells:
-            if cell.is_alive and not cell.left_order and cell.role is not CellRole.TRAINING:
-                return cell
-        return None
+    def next_cells(self) -> list[EngineLife]:
+        """Rules 8 and 13: the cells that leave rollout next, together; [] if none can."""
+        core = self.engines[CORE]
+        if not core.is_alive or self.config.policy is PolicyName.ASYNC:
+            return []
+        in_order = [one for one in self.cells if one.is_alive and not one.left_order]
+        if self.config.policy is PolicyName.COLOCATE:
+            away = (CellRole.TRAINING, CellRole.RETURNING)
+            return [one for one in in_order if one.role not in away]
+        return [one for one in in_order if one.role is not CellRole.TRAINING][:1]
+
+    @property
+    def num_steps_left(self) -> int:
+        """Of the burst."""
+        config, first = self.config, self.steps_before_burst
+        num_steps = min(config.steps_per_burst, config.num_steps - first)
+        return num_steps - sum(commit.step > first for commit in self.commits)
+
+    def is_whole_supply(self) -> bool:
+        """Without streaming: all is ready that the step, or under colocate the burst, can get."""
+        wanted, num_ready = self.need, len(self.of_state("ready"))
+        if self.config.policy is PolicyName.COLOCATE:
+            num_places = self.num_steps_left * self.config.groups_per_step
+            num_places -= len(self.of_state("assigned"))
+            wanted = min(num_places, num_ready + len(self.of_state("live")))
+        return num_ready >= max(1, wanted)
 
     def is_supplied(self, *, is_core: bool) -> bool:
-        """Rule 7c, now; without streaming: all that the step still needs is ready."""
+        """Rule 7c, now."""
+        if not self.config.is_streaming and self.is_whole_supply():
+            return True
         num_ready = len(self.of_state("ready"))
-        if not self.config.is_streaming:
-            return num_ready >= max(1, self.need)
         num_free = self.config.groups_per_step - len(self.of_state("assigned"))
         wanted = self.config.supply_fraction * self.config.groups_per_step
-        if min(num_ready, num_free) >= wanted:
+        if self.config.is_streaming and min(num_ready, num_free) >= wanted:
             return True
         is_serving = self.engines[CORE].role is CellRole.ROLLOUT
         return is_core and is_serving and not self.of_state("live") and num_ready >= 1

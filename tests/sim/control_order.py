@@ -18,10 +18,10 @@ def num_to_dispatch(truth: Truth, num_steps_left: int) -> int:
 
 
 def is_supplied_at_boundary(truth: Truth) -> bool:
-    """Rule 9, with what was just dispatched; without streaming the whole next step is ready."""
+    """Rule 9, with what was just dispatched."""
     num_ready, num_places = len(truth.of_state("ready")), truth.config.groups_per_step
     if not truth.config.is_streaming:
-        return num_ready >= max(1, truth.need)
+        return truth.is_whole_supply()
     return min(num_ready, num_places) >= truth.config.supply_fraction * num_places
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from opengyre.control import commands as c
 from opengyre.control.bursts import Phase
 from opengyre.control.cells import CellRole, EngineState
+from opengyre.control.config import PolicyName
 from opengyre.control.step_record import StepState
 from opengyre.control.view import SchedulerView
 from tests.sim.control_command_promises import PlanSeen
@@ -36,6 +37,8 @@ def check_view(truth: Truth, seen: PlanSeen, *, last_command_id: int) -> None:
         _check_who_should_leave(truth, view)
         _check_who_should_be_recalled(truth, view)
     assert all(one.command_id <= last_command_id for one in seen.given)
+    left = [one.engine for one in seen.given if isinstance(one, c.CloseDoor)]
+    assert left == [one.spec.engine for one in seen.leaving], "rule 13: not all leave together"
 
 
 def check_counts(truth: Truth, view: SchedulerView) -> None:
@@ -106,7 +109,7 @@ def _arrives_later(truth: Truth, view: SchedulerView) -> bool:
     is_rerouting = any(isinstance(one, c.Reroute) for one in truth.unanswered.values())
     pairs = zip(view.role_by_cell, (one.role for one in truth.cells), strict=True)
     differ = [pair for pair in pairs if pair[0] is not pair[1]]
-    return is_rerouting and differ == [(CellRole.LEAVING, CellRole.TRAINING)]
+    return is_rerouting and {*differ} == {(CellRole.LEAVING, CellRole.TRAINING)}
 
 
 def _check_prefix(truth: Truth, view: SchedulerView) -> None:
@@ -115,11 +118,24 @@ def _check_prefix(truth: Truth, view: SchedulerView) -> None:
         return
     stable = [one for one in truth.cells if not (one.has_died or one.is_turning)]
     away = [one.role in AWAY for one in stable]
-    assert away == sorted(away, reverse=True), "P4: the training set is no prefix"
-    assert sum(not one.has_died for one in truth.with_role(CellRole.LEAVING)) <= 1, "rule 8"
     is_whole = all(one.is_alive for one in truth.engines.values()) and not truth.losses_s
-    is_turning = any(one.is_turning for one in truth.with_role(CellRole.LEAVING))
-    if is_whole and not truth.quarantined() and not is_turning and any(away):
+    is_whole &= not truth.quarantined()
+    leaving = truth.with_role(CellRole.LEAVING)
+    match truth.config.policy:
+        case PolicyName.ELASTIC:
+            assert away == sorted(away, reverse=True), "P4: the training set is no prefix"
+            assert sum(not one.has_died for one in leaving) <= 1, "rule 8"
+        case PolicyName.COLOCATE:
+            is_broken = not is_whole or bool(truth.failures_s)
+            assert is_broken or len({*away}) <= 1, "rule 13: they switch together"
+        case PolicyName.ASYNC:
+            split = truth.cells[: truth.config.num_training_cells]
+            lasting = [one for one in truth.cells if not one.has_died]
+            always = [one for one in split if not one.has_died]
+            assert [one for one in lasting if one.role in AWAY] == always, "the split moved"
+            return
+    is_turning = any(one.is_turning for one in leaving)
+    if is_whole and not is_turning and any(away):
         assert truth.capacity >= truth.w, "P3"
 
 
@@ -158,16 +174,31 @@ def _check_boundary(truth: Truth, seen: PlanSeen) -> None:
 
 
 def _check_who_returns(truth: Truth, seen: PlanSeen) -> None:
+    """Rules 9 and 13: elastic may retain the core, colocate all cells or none, async moves none."""
     returning = {one.cell for one in seen.given if isinstance(one, c.LeaveTraining)}
-    training = {cell for cell, role in seen.roles_before.items() if role is CellRole.TRAINING}
-    assert training - {0} <= returning, "a satellite stays in training past the boundary"
-    if 0 not in training:
+    now = seen.after.role_by_cell
+    roles = seen.roles_before.items()
+    training = {
+        cell
+        for cell, role in roles
+        if role is CellRole.TRAINING and now[cell] is not CellRole.LEAVING
+    }
+    if truth.config.policy is PolicyName.ASYNC:
+        assert not returning, "a cell of the fixed split returns"
+        return
+    able = {0} & training
+    if truth.config.policy is PolicyName.COLOCATE:
+        living = {cell for cell, role in roles if role is not CellRole.ABSENT}
+        able = living if living == training else set()
+    assert training - able <= returning, "a cell stays in training past the boundary"
+    if not able:
         return
     late = truth.quarantined()
-    others = [one for name, one in truth.engines.items() if name != CORE and name not in late]
-    num_slots = sum(one.spec.slots for one in others if one.is_alive)
+    others = [one for name, one in truth.engines.items() if name not in late and one.is_alive]
+    num_slots = sum(one.spec.slots for one in others if one.spec.cell not in able)
     is_retained = is_supplied_at_boundary(truth) and num_slots >= truth.w
-    assert (0 not in returning) == is_retained, f"retention of the core: {num_slots} {truth.w}"
+    expected = set() if is_retained else able
+    assert able & returning == expected, f"retention: {num_slots} slots, {truth.w}"
 
 
 def _check_slots(truth: Truth, view: SchedulerView) -> None:
@@ -221,16 +252,15 @@ def _check_nothing_is_held_back(truth: Truth) -> None:
 
 def _check_who_should_leave(truth: Truth, view: SchedulerView) -> None:
     """The test runs at each event and timer: who may leave has left."""
-    cell = truth.next_cell
-    if cell is None or cell.role is not CellRole.ROLLOUT or not cell.is_door_open:
+    cells = truth.next_cells
+    if not all(one.role is CellRole.ROLLOUT and one.is_door_open for one in cells) or not cells:
         return
-    is_core = cell.spec.engine == CORE
-    since_s = truth.supplied_since_s(is_core=is_core)
+    since_s = truth.supplied_since_s(is_core=cells[0].spec.engine == CORE)
     is_held = since_s is not None and truth.now_s - since_s >= truth.config.supply_hold_s
-    has_room = truth.capacity - cell.spec.slots >= truth.w
+    has_room = truth.capacity - sum(one.spec.slots for one in cells) >= truth.w
     if not (is_held and has_room) or _is_in_the_way(truth, view):
         return
-    raise AssertionError(f"{cell.spec.engine} may leave and does not: {view.waiting_for}")
+    raise AssertionError(f"{cells[0].spec.engine} may leave and does not: {view.waiting_for}")
 
 
 def _is_in_the_way(truth: Truth, view: SchedulerView) -> bool:
@@ -248,6 +278,8 @@ def _is_in_the_way(truth: Truth, view: SchedulerView) -> bool:
 
 def _check_who_should_be_recalled(truth: Truth, view: SchedulerView) -> None:
     since_s = truth.short_since_s()
+    if truth.config.policy is PolicyName.ASYNC:
+        return
     if since_s is None or truth.now_s - since_s < truth.config.recall_after_s:
         return
     if _is_backing_off(truth) or any(view.is_returning_by_cell):

@@ -64,6 +64,7 @@ class Shell:
         }
         self.lines: dict[str, list[c.AnyCommand]] = {}
         self.over: list[CommandId] = []
+        self.outlived: set[CommandId] = set()
         self.running: list[ExecutionId] = []
         self.ungraded: list[ExecutionId] = []
         self.finished: list[ExecutionId] = []
@@ -126,9 +127,11 @@ class Shell:
         seen = PlanSeen(before=before, after=self.view, roles_before=roles)
         self.last_view = seen.after
         last_id = max(self.truth.commands, default=0)
+        if seen.is_over and self.truth.over_since_s is None:
+            self.truth.over_since_s = self.now_s
         pass_time(self.truth, self.now_s)
         if seen.is_boundary:
-            pass_boundary(self.truth)
+            pass_boundary(self.truth, seen.after.steps_done)
         drop_overdue(self.truth, seen)
         for command in plan.commands:
             assert command.command_id > last_id
@@ -166,6 +169,7 @@ class Shell:
             assert len(self.stream.holder) == command.num_groups
             self.stream.is_closed = True
         if isinstance(command, c.AbandonStep):
+            self._outlive()
             self.lines.pop("offers", None)
             self.done["abandoned in closing"] += self.stream is not None and self.stream.is_closed
             self.stream = None
@@ -229,9 +233,17 @@ class Shell:
         """It names a step that is gone by now, or a cell that was dropped from it."""
         if not isinstance(command, c.Offer | c.Admit | c.DropMember):
             return False
+        if command.command_id in self.outlived:
+            return True
         if isinstance(command, c.Admit) and self.stream is not None:
             return self.stream.step != command.step or command.cell in self.stream.dropped
         return self.stream is None or self.stream.step != command.step
+
+    def _outlive(self) -> None:
+        """The step may open again under its number; what was asked of this life is stale."""
+        for line in self.lines.values():
+            some = [one for one in line if isinstance(one, c.Offer | c.Admit | c.DropMember)]
+            self.outlived.update(one.command_id for one in some)
 
     def _commit(self, command: c.CloseStep, *, is_trainable: bool) -> None:
         stream = self.stream
@@ -362,6 +374,7 @@ class Shell:
         gone = self.lines.pop(process.engine, [])
         self.over.extend(one.command_id for one in gone)
         if process.engine == CORE:
+            self._outlive()
             self.stream = None
         return gone
 

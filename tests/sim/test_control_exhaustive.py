@@ -123,7 +123,7 @@ CASES = (
     case(
         "two bursts without a standalone engine, one void group, one loss",
         two_bursts(num_standalone=0),
-        12_000,
+        17_000,
         *("lose", "ready", "Reroute", "DropMember", "Publish"),
         losable=(CORE, CELL),
         num_losses=1,
@@ -133,7 +133,7 @@ CASES = (
     case(
         "one burst without a standalone engine, one void group, one loss",
         make_config(num_standalone=0),
-        10_000,
+        13_000,
         *("lose", "ready", "Reroute", "DropMember"),
         losable=(CORE, CELL),
         num_losses=1,
@@ -143,7 +143,7 @@ CASES = (
     case(
         "a boundary after each step, one void group, one loss",
         make_config(steps_per_burst=1),
-        10_000,
+        16_000,
         *("lose", "ready", "Reroute", "DropMember", "Publish"),
         losable=EVERYONE,
         num_losses=1,
@@ -153,7 +153,7 @@ CASES = (
     case(
         "run-ahead over two bursts, the loss of the standalone engine",
         two_bursts(),
-        10_000,
+        23_000,
         *("lose", "ready", "Reroute", "Publish"),
         losable=(ALONE,),
         num_losses=1,
@@ -162,7 +162,7 @@ CASES = (
     case(
         "run-ahead over two bursts, the loss of the core or the satellite",
         two_bursts(),
-        8_000,
+        14_000,
         *("lose", "ready", "DropMember", "Publish"),
         losable=(CORE, CELL),
         num_losses=1,
@@ -171,7 +171,7 @@ CASES = (
     case(
         "one command that fails, is unknown or late",
         make_config(),
-        2_000,
+        6_500,
         *("fail", "unknown", "fail loose", "unknown loose", "fail launch", "Fence"),
         num_faults=1,
         is_slow=True,
