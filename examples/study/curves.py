@@ -5,9 +5,10 @@ alone; its errors are two standard errors over seeds, paired where two layouts a
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lab import (
+    UNIT,
     Bias,
     Lab,
     best_split,
@@ -21,9 +22,11 @@ from lab import (
 
 from opengyre.simulate.plan import Trials, Tried, plan
 from opengyre.simulate.plan_layout import Layout
+from opengyre.simulate.plan_workload import at_share
 
 BUDGETS = (8, 16, 32, 64)
 CELL_COUNTS = (1, 2, 4, 8)
+TRAINING_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 TIME_OUT_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)
 PREFILL_RATES = (20_000, 5_000, 1_000, 250)
 PULLS_S = (0, 30, 120, 600, 1_800)
@@ -133,6 +136,28 @@ def time_out(lab: Lab) -> Figure:
         lines=tuple(_line(name, points) for name, points in over.items()),
     )
     return Figure(name="time_out", panels=(panel,))
+
+
+def training(lab: Lab) -> Figure:
+    """Training takes more and more of the device-seconds; satellites that add 95 % or all of their
+    devices. A static split trains in one cell, which has no satellites."""
+    lines = []
+    for efficiency in (0.95, 1.0):
+        points = []
+        for share in TRAINING_SHARES:
+            base = lab.trials(f"costs.training.efficiency={efficiency}")
+            trials = replace(base, config=at_share(base.config, base.workload, share))
+            units = trials.space.splits(share)
+            static = _better(lab, trials, [split(trials, UNIT * num, (1, 3)) for num in units])
+            points.append(percent(_of_cells(lab, trials, 8), static))
+        lines.append(_line(f"a satellite adds {efficiency:.0%}", points))
+    panel = Panel(
+        x_label="training share of the device-seconds",
+        y_label="% over the best static split",
+        xs=tuple(f"{share:.0%}" for share in TRAINING_SHARES),
+        lines=tuple(lines),
+    )
+    return Figure(name="training", panels=(panel,))
 
 
 def moves(lab: Lab) -> Figure:
@@ -287,6 +312,7 @@ FIGURES: dict[str, Callable[[Lab], Figure]] = {
     "budget": budget,
     "cells": cells,
     "time_out": time_out,
+    "training": training,
     "moves": moves,
     "supply": supply,
     "staleness": staleness,
