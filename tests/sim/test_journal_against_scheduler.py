@@ -106,7 +106,12 @@ def test_the_fold_of_a_journal_has_the_levels_of_the_scheduler(name: str, seed: 
 @pytest.mark.parametrize("name", ["calm", *STORMS])
 def test_the_checks_of_the_journal_pass_what_the_scheduler_did(name: str, seed: int) -> None:
     fold, boundaries = Fold(), Boundaries()
-    checks = [OneOutcome(), Waterlevel(boundaries), Coverage(boundaries), TrainingPrefix(boundaries)]
+    checks = [
+        OneOutcome(),
+        Waterlevel(boundaries),
+        Coverage(boundaries),
+        TrainingPrefix(boundaries),
+    ]
     world = storm(name, seed)
     for row in journal_of(world):
         fold.apply(row)
