@@ -272,6 +272,7 @@ def _is_in_the_way(truth: Truth, view: SchedulerView) -> bool:
         and view.step_in_burst == view.steps_per_burst
     )
     is_redo = truth.step is not None and truth.step.is_exact
+    is_moving |= any(isinstance(one, c.Checkpoint) for one in truth.unanswered.values())
     waits = is_moving or is_rerouting or bool(truth.displaced) or is_last_closed or is_redo
     return waits or _is_backing_off(truth) or bool(truth.undone)
 

@@ -192,3 +192,22 @@ def test_without_streaming_no_cell_stays_in_training_for_groups_that_are_just_di
     assert desk.view.role_by_cell == (CellRole.ROLLOUT, CellRole.ROLLOUT)
     desk.finish("g00004")
     assert desk.view.role_by_cell[0] is CellRole.TRAINING
+
+
+def test_a_recalled_core_says_that_it_waits_for_its_checkpoint() -> None:
+    config = make_config(num_cells=1, groups_per_step=1, steps_per_burst=2, run_ahead=1)
+    desk = Desk(config).start()
+    desk.train("g00000")
+    desk.held = {c.Checkpoint, c.AbandonStep}
+    desk.lose("s0")
+    desk.settle(after_s=60.0)
+    words = [
+        "core waits for the checkpoint of version 1 before it returns",
+        "the stream was told to abandon its step and has not answered",
+    ]
+    assert [one for one in desk.waiting_for if one in words] == words
+    desk.apply(desk.last(c.Checkpoint))
+    desk.apply(desk.last(c.AbandonStep))
+    desk.settle()
+    assert not {*words} & {*desk.waiting_for}
+    assert desk.view.role_by_cell == (CellRole.ROLLOUT,)

@@ -70,6 +70,10 @@ def _blocked(run: RunState, step: StepRecord) -> Iterator[str]:
 
 def _of_cells(run: RunState) -> Iterator[str]:
     by_role, by_state = run.topology.cells_by_role, run.topology.engines_by_state
+    if run.burst.phase is Phase.RUNNING and run.outbox.is_pending(run.checkpoint):
+        yield f"core waits for the checkpoint of version {run.version} before it returns"
+    if run.outbox.is_pending(run.abandon):
+        yield "the stream was told to abandon its step and has not answered"
     returning = by_role[CellRole.RETURNING]
     if returning:
         yield f"{_few_are(cell.name for cell in returning.values())} returning to rollout"
