@@ -5,6 +5,7 @@ terminals. Invariants: every variant has the same devices, workload, seeds, disp
 max_staleness and overdue rule; a choice made for a row is stated in its note.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -58,7 +59,8 @@ class Bench:
         ]
 
     def mean_wall_s(self, configs: Sequence[SimulationConfig]) -> list[float]:
-        return [one.row.wall_s for one in self.run(configs)]
+        """Infinite for a scenario with a run that failed: it is never the best."""
+        return [math.inf if one.row.reason else one.row.wall_s for one in self.run(configs)]
 
     def for_tuning(self) -> "Bench":
         """The same with few seeds: the trace is shared, so that differences are small in noise."""

@@ -13,6 +13,7 @@ from typing import Any
 from opengyre.config.simulation import SimulationConfig
 from opengyre.seams.errors import ConfigError
 from opengyre.simulate.compare import Bench, Ran, best_split
+from opengyre.simulate.table import ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def text_cells(row: PaperRow) -> dict[str, Any]:
     return {
         "row": row.row,
         "published": f"{row.published:.3f}",
-        "ours": f"{row.ours:.3f} +- {row.ours_sd:.3f}",
+        "ours": "failed" if row.reason else f"{row.ours:.3f} +- {row.ours_sd:.3f}",
         "error": f"{row.relative_error:+.1%}",
         "slack": f"{row.slack:.3f}",
         "wall": f"{row.wall_s / 3600:.2f} h",
@@ -105,19 +106,18 @@ def _best_splits(rows: Sequence[SimulationConfig], bench: Bench) -> dict[str, Ra
 
 
 def _row(ran: Ran, reference: Ran, best: Ran | None) -> PaperRow:
-    ratios = [
-        one.wall_s / other.wall_s for one, other in zip(ran.results, reference.results, strict=True)
-    ]
+    pairs = zip(ran.results, reference.results, strict=True)
+    ratios = [one.wall_s / other.wall_s if other.wall_s else 0.0 for one, other in pairs]
     return PaperRow(
         row=ran.config.scenario.name,
         published=_published(ran.config),
-        ours=ran.row.wall_s / reference.row.wall_s,
+        ours=ratio(ran.row, reference.row),
         ours_sd=stdev(ratios) if len(ratios) > 1 else 0.0,
         slack=ran.row.means["slack"],
         wall_s=ran.row.wall_s,
         num_seeds=len(ran.results),
         training_cells=ran.config.schedule.num_training_cells,
         best_split_cells=best.config.schedule.num_training_cells if best else None,
-        best_split_ours=best.row.wall_s / reference.row.wall_s if best else None,
+        best_split_ours=ratio(best.row, reference.row) if best else None,
         reason=ran.row.reason,
     )

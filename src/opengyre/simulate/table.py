@@ -133,7 +133,7 @@ def _text_cells(row: Row, reference: Row) -> dict[str, str]:
     num_groups = sum(row.staleness.values()) or 1
     ages = range(max(row.staleness, default=0) + 1)
     return {
-        "wall time": duration(row.wall_s),
+        "wall time": f"{duration(row.wall_s)}{' (failed)' if row.reason else ''}",
         "sd (seeds)": f"{row.wall_sd_s / (row.wall_s or 1.0):.1%} ({row.num_seeds})",
         "ratio": f"{ratio(row, reference):.3f}",
         "executions / device-hour": f"{row.executions_per_device_hour:.3f}",

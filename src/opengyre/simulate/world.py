@@ -25,8 +25,9 @@ MAX_ROUNDS_AT_ONCE = 1_000_000
 def simulate(scenario: Scenario, seed: int, *, journal: Sink | None = None) -> Result:
     """Run `scenario` to its end. `journal(now_s, value)` sees every fact and plan in order.
 
-    The same scenario and seed give the same Result and the same journal. Raises ConfigError if the
-    run does not end within `scenario.max_s`, InvariantError if a rule of our own is broken.
+    The same scenario and seed give the same Result and the same journal. A run that planned deaths
+    leave without anything to happen has failed. Raises ConfigError if the run does not end within
+    `scenario.max_s`, InvariantError if a rule of our own is broken.
     """
     return World(scenario, seed, journal).run()
 
@@ -46,13 +47,13 @@ class World:
         self._shell.start()
         num_rounds, last_s = 0, -1.0
         while (end := self._observe_and_decide()) is None:
-            if not self._inbox:
-                self._advance()
+            if not self._inbox and not self._advance():
+                return self._result(failed=True, reason=self._nothing_left())
             num_rounds = num_rounds + 1 if self._kernel.now_s == last_s else 0
             last_s = self._kernel.now_s
             if num_rounds > MAX_ROUNDS_AT_ONCE:
                 raise InvariantError(f"{self._scenario.name}: time stands still at {last_s} s")
-        return self._result(end)
+        return self._result(failed=end.failed, reason=end.reason)
 
     def _observe_and_decide(self) -> EndRun | None:
         now_s, facts = self._kernel.now_s, self._inbox[:]
@@ -71,8 +72,9 @@ class World:
             self._shell.apply(command)
         return None
 
-    def _advance(self) -> None:
-        """To the next event, or to the scheduler's own timer if that is earlier."""
+    def _advance(self) -> bool:
+        """To the next event, or to the scheduler's own timer if that is earlier; False if there is
+        neither. Raises ConfigError past `max_s`."""
         kernel = self._kernel
         wakeup_s, next_s = self.scheduler.next_wakeup_s(), kernel.next_s
         if wakeup_s is not None and (next_s is None or wakeup_s < next_s):
@@ -82,13 +84,26 @@ class World:
             while kernel.next_s == kernel.now_s:
                 kernel.run_next()
         else:
-            waiting = self.scheduler.snapshot().waiting_for
-            raise InvariantError(f"{self._scenario.name}: nothing will ever happen: {waiting}")
+            return False
         if kernel.now_s > self._scenario.max_s:
             name, max_s = self._scenario.name, self._scenario.max_s
-            raise ConfigError(f"{name}: no end after {max_s:g} s of simulated time")
+            raise ConfigError(
+                f"{name}: no end after {max_s:g} s of simulated time ({self._waiting()}): expected "
+                "durations, costs and steps of a run that ends before that"
+            )
+        return True
 
-    def _result(self, end: EndRun) -> Result:
+    def _nothing_left(self) -> str:
+        """Why nothing can happen any more. Raises InvariantError if nobody planned a death."""
+        words = f"nothing can happen any more: {self._waiting()}"
+        if not self._scenario.failures:
+            raise InvariantError(f"{self._scenario.name}: {words}")
+        return words
+
+    def _waiting(self) -> str:
+        return "; ".join(self.scheduler.snapshot().waiting_for)
+
+    def _result(self, *, failed: bool, reason: str) -> Result:
         now_s, shell = self._kernel.now_s, self._shell
         books, tally, seen = shell.books, shell.fleet.tally, self.scheduler.snapshot()
         books.close(now_s)
@@ -120,8 +135,8 @@ class World:
             num_empty=seen.num_empty_steps,
             num_void=seen.num_void,
             num_dropped=seen.num_dropped,
-            failed=end.failed,
-            reason=end.reason,
+            failed=failed,
+            reason=reason,
             lanes=tuple(books.lanes),
             num_left_out=books.num_left_out,
         )
