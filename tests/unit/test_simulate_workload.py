@@ -124,9 +124,16 @@ def test_a_csv_is_read_back_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no column"),
+        ("", "'group' is there 0 times"),
+        ("group;duration_s\na;1\n", "with commas between"),
         ("group,seconds\n", "duration_s"),
-        ("group,duration_s\n", "no line after the first"),
+        ("group,duration_s,duration_s\n", "'duration_s' is there 2 times"),
+        ("group,duration_s\n", "expected lines after the first"),
+        ("group,duration_s\na,0\nb,0\n", "one with a duration_s above 0"),
+        ("group,duration_s\na,1,5\n", "line 2: expected 2 values as in the first line"),
+        ("group,duration_s\n\n,1\n", "line 3: group is empty"),
+        ("group,duration_s\na,1e308\n", "from 0 to 1e"),
+        ("group,duration_s\n" + "a" * 200_000 + ",1\n", "line 2: field larger"),
         ("group,duration_s\na,long\n", "line 2"),
         ("group,duration_s\na,1\na,-1\n", "line 3"),
         ("group,duration_s\na,inf\n", "line 2"),
@@ -137,6 +144,17 @@ def test_a_csv_is_read_back_as_it_was_written() -> None:
 def test_a_bad_csv_is_refused_with_its_line(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_csv(text)
+
+
+def test_a_csv_of_a_spreadsheet_is_read() -> None:
+    text = "\ufeffgroup , duration_s\r\na, 3\r\n\r\nb,4\r\n"
+    assert read_csv(text) == ((Recorded(duration_s=3.0),), (Recorded(duration_s=4.0),))
+
+
+def test_a_recorded_time_out_is_one_in_the_draw_too() -> None:
+    timed_out = Recorded(duration_s=5.0, is_capped=True, has_verdict=False)
+    draw = EmpiricalWorkload(groups=((timed_out,),)).draw(1, 0, 0)
+    assert (draw.is_capped, draw.has_verdict, draw.duration_s) == (True, False, 5.0)
 
 
 def test_workloads_out_of_bounds_are_refused() -> None:

@@ -21,6 +21,7 @@ from opengyre.simulate.workload import (
     EmpiricalWorkload,
     Endings,
     LognormalWorkload,
+    Recorded,
     Workload,
     read_csv,
 )
@@ -113,7 +114,7 @@ def endings_of(section: SimulatedWorkload) -> Endings:
 def workload_of(section: SimulatedWorkload) -> Workload:
     """Raises ConfigError if the CSV file cannot be read."""
     if section.csv is not None:
-        groups = read_csv(_text_of(section.csv))
+        groups = _groups_of(section.csv)
         return EmpiricalWorkload(groups=groups, endings=endings_of(section))
     assert section.mean_s is not None
     return LognormalWorkload(
@@ -124,8 +125,15 @@ def workload_of(section: SimulatedWorkload) -> Workload:
     )
 
 
-def _text_of(path: Path) -> str:
+def _groups_of(path: Path) -> tuple[tuple[Recorded, ...], ...]:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"workload.csv = {path}: cannot read it: {error}") from error
+        if path.exists() and not path.is_file():
+            raise ConfigError("expected a file")
+        return read_csv(path.read_text(encoding="utf-8"))
+    except ConfigError as error:
+        raise ConfigError(f"workload.csv = {path}: {error}") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"workload.csv = {path}: cannot read it: {reason}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"workload.csv = {path}: expected a CSV file in UTF-8") from error

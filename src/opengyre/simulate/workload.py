@@ -15,6 +15,8 @@ from opengyre.control.errors import InvariantError
 from opengyre.seams.errors import ConfigError
 from opengyre.simulate.draws import Purpose, normal, uniform
 
+MAX_DURATION_S = 1e9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
@@ -100,10 +102,12 @@ class LognormalWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """One recorded execution; without a verdict it stays without one."""
+    """One recorded execution; without a verdict it stays without one. `is_capped`: a time-out
+    ended it when it was recorded."""
 
     duration_s: float
     has_verdict: bool = True
+    is_capped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,34 +138,67 @@ class EmpiricalWorkload:
             index = int(uniform(seed, Purpose.MEMBER_LENGTH, group, member) * len(recorded))
         one = recorded[index]
         end = self.endings.end(one.duration_s, seed=seed, group=group, member=member)
-        if one.has_verdict:
-            return end
-        return Draw(duration_s=end.duration_s, is_capped=end.is_capped, has_verdict=False)
+        return Draw(
+            duration_s=end.duration_s,
+            is_capped=end.is_capped or one.is_capped,
+            has_verdict=end.has_verdict and one.has_verdict,
+        )
 
 
 def read_csv(text: str) -> tuple[tuple[Recorded, ...], ...]:
     """Groups from lines with the columns `group`, `duration_s` and, if wanted, `has_verdict`
     (1, 0, true, false). Groups keep the order of their first line. Raises ConfigError."""
-    reader = csv.DictReader(text.splitlines())
-    missing = {"group", "duration_s"} - set(reader.fieldnames or ())
-    if missing:
-        raise ConfigError(f"workload CSV: no column {sorted(missing)} in its first line")
-    groups: dict[str, list[Recorded]] = {}
-    for number, row in enumerate(reader, start=2):
-        groups.setdefault(row["group"], []).append(_recorded(row, number))
-    if not groups:
-        raise ConfigError("workload CSV: it has no line after the first")
+    lines = csv.reader(text.removeprefix("\ufeff").splitlines())
+    try:
+        columns = [name.strip() for name in next(lines, [])]
+        _check_columns(columns)
+        groups: dict[str, list[Recorded]] = {}
+        for cells in lines:
+            if cells:
+                row = _row(columns, cells, lines.line_num)
+                groups.setdefault(row["group"], []).append(_recorded(row, lines.line_num))
+    except csv.Error as error:
+        raise ConfigError(f"line {lines.line_num}: {error}") from error
+    if not any(one.duration_s > 0 for group in groups.values() for one in group):
+        raise ConfigError("expected lines after the first, one with a duration_s above 0")
     return tuple(tuple(group) for group in groups.values())
 
 
+def _check_columns(columns: list[str]) -> None:
+    for name in ("group", "duration_s"):
+        if columns.count(name) != 1:
+            raise ConfigError(
+                f"line 1: expected the columns group, duration_s and, if wanted, has_verdict, "
+                f"with commas between; {name!r} is there {columns.count(name)} times"
+            )
+
+
+def _row(columns: list[str], cells: list[str], number: int) -> dict[str, str]:
+    if len(cells) != len(columns):
+        raise ConfigError(
+            f"line {number}: expected {len(columns)} values as in the first line, "
+            f"there are {len(cells)}"
+        )
+    row = {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
+    if not row["group"]:
+        raise ConfigError(f"line {number}: group is empty: expected a name")
+    return row
+
+
 def _recorded(row: dict[str, str], number: int) -> Recorded:
+    verdict, duration = row.get("has_verdict") or "1", row["duration_s"]
+    has_verdict = _WORDS.get(verdict.lower())
+    if has_verdict is None:
+        raise ConfigError(f"line {number}: has_verdict = {verdict!r}: expected {', '.join(_WORDS)}")
     try:
-        duration_s = float(row["duration_s"])
-        has_verdict = _WORDS[(row.get("has_verdict") or "1").strip().lower()]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"workload CSV line {number}: cannot read {error}") from error
-    if not 0 <= duration_s < math.inf:
-        raise ConfigError(f"workload CSV line {number}: duration_s = {duration_s}, want >= 0")
+        duration_s = float(duration)
+    except ValueError:
+        duration_s = math.nan
+    if not 0 <= duration_s <= MAX_DURATION_S:
+        raise ConfigError(
+            f"line {number}: duration_s = {duration!r}: expected a number of seconds from 0 to "
+            f"{MAX_DURATION_S:g}"
+        )
     return Recorded(duration_s=duration_s, has_verdict=has_verdict)
 
 
