@@ -106,9 +106,38 @@ def test_a_file_lies_over_the_one_it_extends_key_by_key(tmp_path: Path) -> None:
 
 
 def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, 'extends = "small.toml"\n')
-    with pytest.raises(ConfigError, match="extends: expected at most 4 files in a row"):
+    path = written(tmp_path, 'extends = "other.toml"\n')
+    written(tmp_path, 'extends = "small.toml"\n', "other.toml")
+    with pytest.raises(ConfigError, match=r"small.toml -> .*other.toml -> .*small.toml: expected"):
         load_simulation(path)
+    for number in range(6):
+        written(tmp_path, f'extends = "{number + 1}.toml"\n', f"{number}.toml")
+    with pytest.raises(ConfigError, match="expected at most 4 extends in a row"):
+        load_simulation(tmp_path / "0.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('extends = "nothing.toml"\n', "small.toml: extends: .*nothing.toml: no such config file"),
+        ('extends = ""\n', "expected the path of a scenario file"),
+        ('extends = "a\\u0000b"\n', "expected the path of a scenario file"),
+        ("a = " + "[" * 3000 + "]" * 3000, "expected fewer brackets"),
+        ("a = " + "9" * 5000, "cannot read the config file: .*digits"),
+        ("a = 0x" + "f" * 5000, "expected values of a usual size: .*digits"),
+    ],
+    ids=lambda text: text[:60],
+)
+def test_a_file_that_cannot_be_meant_is_refused_in_one_line(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_simulation(written(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    assert load_simulation(written(tmp_path, "\ufeff" + SMALL)).topology.num_cells == 3
 
 
 def test_a_csv_file_of_durations_is_found_beside_the_scenario(tmp_path: Path) -> None:
@@ -132,7 +161,17 @@ def test_a_csv_file_of_durations_is_found_beside_the_scenario(tmp_path: Path) ->
         ("scenario.stop_after_step=9", "expected at most scenario.num_steps = 4"),
         ("workload.csv=a.csv", "expected either mean_s (lognormal) or csv"),
         ("workload.mean_s=nan", "workload.mean_s = "),
+        ("workload.mean_s=1e-9", "expected at least 1e-06"),
+        ("workload.mean_s=" + "9" * 5000, "--set: expected a value of a usual size"),
+        ("a" + ".a" * 3000 + "=1", "expected values of a usual size"),
+        ('scenario.name="a\\nb"', "expected letters, digits and signs on one line"),
+        (
+            "schedule={groups_per_step=65536, group_size=16}",
+            "expected at most 2_000_000 executions at a time",
+        ),
+        ("scenario.published_time=1e-300", "scenario.published_time = 1e-300"),
     ],
+    ids=lambda text: text[:60],
 )
 def test_bad_input_is_refused_in_one_line_that_names_the_key(
     tmp_path: Path, override: str, words: str
@@ -141,7 +180,7 @@ def test_bad_input_is_refused_in_one_line_that_names_the_key(
     with pytest.raises(ConfigError) as caught:
         load_simulation(path, [override])
     assert words in str(caught.value)
-    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).startswith((f"{path}: ", "--set: "))
     assert "\n" not in str(caught.value)
 
 

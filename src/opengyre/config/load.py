@@ -56,7 +56,7 @@ def config_schema(model: type[Section] = RunConfig) -> dict[str, Any]:
 def read_toml(path: Path) -> Table:
     """The file as tables. Raises ConfigError if it cannot be read or is no TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such config file") from error
     except OSError as error:
@@ -65,6 +65,10 @@ def read_toml(path: Path) -> Table:
         raise ConfigError(f"{path}: expected a TOML file in UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: expected fewer brackets inside each other") from error
+    except ValueError as error:  # a path with a zero byte, an integer of thousands of digits
+        raise ConfigError(f"{path}: cannot read the config file: {error}") from error
 
 
 def _check(table: Any, *, source: str, folder: Path | None) -> RunConfig:

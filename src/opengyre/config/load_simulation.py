@@ -24,7 +24,7 @@ def load_simulation(path: Path, overrides: Sequence[str] = ()) -> SimulationConf
 
     Relative paths start at the folder of `path`. Raises ConfigError, one line for each problem.
     """
-    table = _read_with_bases(path, MAX_DEPTH)
+    table = _read_with_bases(path, ())
     section = table.setdefault("scenario", {})
     if isinstance(section, dict):
         section.setdefault("name", path.stem)
@@ -49,15 +49,23 @@ def scenario_files(folder: Path) -> list[Path]:
     return found
 
 
-def _read_with_bases(path: Path, depth: int) -> Table:
+def _read_with_bases(path: Path, above: tuple[Path, ...]) -> Table:
+    """`above`: the files that led here, each by the `extends` of the one before."""
+    chain = (*above, path)
+    if path.resolve() in {one.resolve() for one in above}:
+        raise ConfigError(f"{' -> '.join(map(str, chain))}: expected no circle of extends")
+    if len(above) > MAX_DEPTH:
+        raise ConfigError(f"{path}: expected at most {MAX_DEPTH} extends in a row")
     table = read_toml(path)
     base = _base_of(path, table)
     table.pop("extends", None)
     if base is None:
         return table
-    if depth == 0:
-        raise ConfigError(f"{path}: extends: expected at most {MAX_DEPTH} files in a row")
-    return _merged(_read_with_bases(base, depth - 1), table)
+    try:
+        below = _read_with_bases(base, chain)
+    except ConfigError as error:
+        raise ConfigError(str(error) if above else f"{path}: extends: {error}") from error
+    return _merged(below, table)
 
 
 def _base_of(path: Path, table: Table) -> Path | None:
@@ -66,6 +74,8 @@ def _base_of(path: Path, table: Table) -> Path | None:
         return None
     if not isinstance(name, str):
         raise ConfigError(f'{path}: extends = {name}: expected a path in "quotes"')
+    if not name or "\0" in name:
+        raise ConfigError(f"{path}: extends = {name!r}: expected the path of a scenario file")
     return path.parent / name
 
 
@@ -83,8 +93,12 @@ def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> Table:
 
 def _check(table: Table, path: Path) -> SimulationConfig:
     try:
+        text = json.dumps(table, default=str)
+    except (RecursionError, ValueError) as error:  # ValueError: an integer of thousands of digits
+        raise ConfigError(f"{path}: expected values of a usual size: {error}") from error
+    try:
         config = SimulationConfig.model_validate_json(
-            json.dumps(table, default=str), context={"folder": path.resolve().parent}
+            text, context={"folder": path.resolve().parent}
         )
     except ValidationError as error:
         problems = problem_lines(error.errors(include_url=False), SimulationConfig)

@@ -9,7 +9,7 @@ from typing import Any
 
 from opengyre.seams.errors import ConfigError
 
-_PART = re.compile(r"([A-Za-z0-9_-]+)(?:\[(\d+)\])?")
+_PART = re.compile(r"([A-Za-z0-9_-]+)(?:\[(\d{1,9})\])?")
 
 Table = dict[str, Any]
 
@@ -20,6 +20,8 @@ def parse_value(text: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    except (RecursionError, ValueError) as error:  # ValueError: thousands of digits
+        raise ConfigError(f"--set: expected a value of a usual size: {error}") from error
     return parsed["value"] if set(parsed) == {"value"} else text
 
 

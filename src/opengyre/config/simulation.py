@@ -7,7 +7,7 @@ config that `load_simulation` gave out. One device is one unit of the budget: a 
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from opengyre.config.base import ConfigPath, Section
 from opengyre.config.simulation_costs import (
@@ -23,13 +23,22 @@ from opengyre.config.simulation_costs import (
 )
 
 PolicyName = Literal["elastic", "colocate", "async"]
-PositiveSeconds = Annotated[float, Field(gt=0, le=1e9)]
+PositiveSeconds = Annotated[float, Field(ge=1e-6, le=1e9)]
+MAX_AT_ONCE = 2_000_000
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("expected letters, digits and signs on one line")
+    return name
 
 
 class ScenarioSection(Section):
     """Which run is simulated, and how often."""
 
-    name: str = Field(min_length=1, max_length=64, description="how tables call this scenario")
+    name: Annotated[str, AfterValidator(_printable)] = Field(
+        min_length=1, max_length=64, description="how tables call this scenario"
+    )
     num_steps: int = Field(ge=1, le=100_000, description="updates to run")
     stop_after_step: int | None = Field(
         default=None,
@@ -40,7 +49,10 @@ class ScenarioSection(Section):
         default=4, ge=1, le=10_000, description="seeds 1..n a table is the mean of"
     )
     published_time: float | None = Field(
-        default=None, gt=0, description="published time of this row, relative to the reference row"
+        default=None,
+        ge=1e-6,
+        le=1e6,
+        description="published time of this row, relative to the reference row",
     )
 
 
@@ -56,7 +68,10 @@ class SimulatedTopology(Section):
         default=1, ge=1, le=100_000, description="devices of one standalone engine"
     )
     slots_per_device: float = Field(
-        gt=0, le=1e6, description="executions a device serves at a time, on the mean of its engine"
+        gt=0,
+        le=1e6,
+        description="executions a device serves at a time, on the mean of its engine, "
+        "which has at least one slot",
     )
 
     @property
@@ -138,7 +153,9 @@ class SimulatedWorkload(Section):
         default=0.0, ge=0, le=5, description="lognormal: sigma of ln(duration) inside a group"
     )
     csv: ConfigPath | None = Field(
-        default=None, description="recorded durations: columns group, duration_s[, has_verdict]"
+        default=None,
+        description="recorded durations: columns group, duration_s[, has_verdict]; of a group "
+        "the first group_size members, of a smaller one some again",
     )
     harness_cap_s: PositiveSeconds | None = Field(
         default=None, description="the harness's own time-out; what is there is graded"
@@ -181,6 +198,7 @@ def simulation_problems(config: SimulationConfig) -> list[str]:
     return [
         *_stop_problems(config.scenario),
         *_staleness_problems(config.schedule),
+        *_size_problems(config),
         *_split_problems(config),
         *_workload_problems(config.workload),
         *_failure_problems(config),
@@ -210,6 +228,20 @@ def _staleness_problems(schedule: SimulatedSchedule) -> list[str]:
             f"schedule.group_size = {schedule.group_size}"
         )
     return problems
+
+
+def _size_problems(config: SimulationConfig) -> list[str]:
+    """Each execution that is dispatched and not closed yet takes memory."""
+    schedule = config.schedule
+    steps = min(config.scenario.num_steps, schedule.steps_per_burst + schedule.run_ahead)
+    num = steps * schedule.groups_per_step * schedule.group_size
+    if num <= MAX_AT_ONCE:
+        return []
+    return [
+        f"schedule.groups_per_step = {schedule.groups_per_step}: expected at most {MAX_AT_ONCE:_} "
+        f"executions at a time, not {num:_} (steps_per_burst + run_ahead steps x groups_per_step "
+        "x group_size)"
+    ]
 
 
 def _split_problems(config: SimulationConfig) -> list[str]:

@@ -18,10 +18,10 @@ class TrainingCostsConfig(Section):
     """The step stream: all members work on it at the sum of their rates."""
 
     group_device_s: float = Field(
-        gt=0, le=1e12, description="device-seconds of forward and backward for a mean group"
+        ge=1e-6, le=1e12, description="device-seconds of forward and backward for a mean group"
     )
     efficiency: float = Field(
-        default=0.95, gt=0, le=1, description="share of its devices that a satellite adds"
+        default=0.95, ge=1e-6, le=1, description="share of its devices that a satellite adds"
     )
     bubble_s: Seconds = Field(
         default=0.0, description="pipeline fill and drain each time work begins after a pause"
@@ -41,10 +41,10 @@ class EngineCostsConfig(Section):
         default=0.0, ge=0, le=100, description="b: speed at load x is (1 + b) / (1 + b x)"
     )
     prefill_tokens_per_s: float = Field(
-        default=20_000.0, gt=0, le=1e12, description="context tokens a device recomputes"
+        default=20_000.0, ge=1e-3, le=1e12, description="context tokens a device recomputes"
     )
     kv_move_tokens_per_s: float = Field(
-        default=1_000_000.0, gt=0, le=1e12, description="context tokens a device reads in a move"
+        default=1_000_000.0, ge=1e-3, le=1e12, description="context tokens a device reads in a move"
     )
     has_kv_handoff: bool = Field(
         default=True, description="a leaving cell hands its KV over; else it is recomputed"
