@@ -4,6 +4,10 @@ import asyncio
 import csv
 import io
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +160,63 @@ def test_a_simulated_run_that_fails_is_shown_and_ends_with_exit_1(small: Path) -
     assert err.startswith("gyre: small elastic: a simulated run failed: ")
 
 
+def test_a_run_that_planned_deaths_leave_without_engines_has_failed(small: Path) -> None:
+    deaths = ", ".join(f'{{at_s=1000.0, engine="c{number}"}}' for number in (2, 3))
+    told = ["--policy", "async", "--set", f"failures=[{deaths}]", "--seeds", "1"]
+    code, out, err = gyre(small, *told)
+    assert code == 1
+    assert "nothing can happen any more: " in err
+    assert "(failed)" in out.splitlines()[1]
+
+
+def test_a_split_that_fails_is_not_the_best_one(small: Path) -> None:
+    deaths = ", ".join(f'{{at_s=1.0, engine="c{number}"}}' for number in (1, 2))
+    told = ["--compare", "async", "--best-static", "--set", f"failures=[{deaths}]"]
+    (row,) = rows_of(small, "--seeds", "1", *told)
+    assert row["failed"] is False
+    code, out, _ = gyre(small, *told[:2], *told[3:], "--set", "schedule.num_training_cells=0")
+    assert code == 0, out
+
+
+def test_caps_of_the_scenario_apply_to_a_recorded_run(small: Path, recorded: Path) -> None:
+    cut = rows_of(small, "--from", recorded, "--set", "workload.harness_cap_s=0.001")
+    assert cut[0]["timed_out_share"] == 1.0
+
+
+def test_a_narrow_terminal_gets_columns_and_lanes_that_fit(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "42")
+    told = ["--compare", "elastic,colocate", "--seeds", "1", "--processes", "1"]
+    _, out, _ = gyre(small, *told)
+    lines = out.splitlines()
+    assert [line.split() for line in lines if line.startswith("  " * 13)] == [
+        ["small", "elastic"],
+        ["small", "colocate"],
+    ]
+    assert max(len(line) for line in lines if "mu" not in line and "rollout" not in line) <= 42
+    monkeypatch.setenv("COLUMNS", "200")
+    assert gyre(small, *told)[1].splitlines()[0].split() == [
+        "small",
+        "elastic",
+        "small",
+        "colocate",
+    ]
+
+
+def test_a_full_disk_is_one_line_and_exit_1(small: Path) -> None:
+    start = "from opengyre.cli.main import app; app()"
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", start, "simulate", str(small), "--seeds", "1"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60.0,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (1, b"gyre: output: No space left on device\n")
+
+
 def test_a_folder_is_a_table_of_its_scenarios(small: Path) -> None:
     for name, cells, published in (("w", 3, 1.2), ("x", 4, 1.0), ("y", 2, 1.5)):
         (small.parent / f"{name}.toml").write_text(
@@ -190,15 +251,44 @@ def test_a_folder_is_a_table_of_its_scenarios(small: Path) -> None:
         (["small.toml", "--from", "nowhere"], "no such run folder"),
         (["small.toml", "--compare", "async", "--set", "topology.num_cells=1"], "num_cells = 1"),
         (["small.toml", "--out", "small.toml/x"], "cannot write there"),
+        (["small.toml", "--out", "blocked"], "cannot write there: Is a directory"),
+        (["small.toml", "--from", "a" * 300], "cannot read it: File name too long"),
+        (["small.toml", "--set", "costs.switch.load_s=1e9"], "no end after 1e+09 s of simulated"),
+        ([".", "--set", "scenario.name=one"], "expected another name in each file"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
     small: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
 ) -> None:
     monkeypatch.chdir(small.parent)
+    (small.parent / "blocked" / "lanes.png").mkdir(parents=True)
+    (small.parent / "other.toml").write_text(SMALL)
     code, out, err = gyre(*arguments, *(["--seeds", "1"] if "--json" not in arguments else []))
     assert code == 2
     assert out == ""
     assert words in err
     assert err.startswith("gyre: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(signal.SIGINT, 3, "gyre: interrupted\n"), (signal.SIGKILL, -signal.SIGKILL, "")],
+)
+def test_an_end_in_the_middle_is_quick_and_leaves_no_process(
+    small: Path, number: signal.Signals, code: int, words: str
+) -> None:
+    start = "from opengyre.cli.main import app; app()"
+    long = ["--set", "scenario.num_steps=20000", "--seeds", "4"]
+    running = subprocess.Popen(
+        [sys.executable, "-c", start, "simulate", str(small), *long],
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    time.sleep(3.0)
+    running.send_signal(number)
+    # stderr is at its end when the last process that has inherited it is gone
+    _, err = running.communicate(timeout=15.0)
+    assert running.returncode == code
+    assert err.decode().startswith(words)
+    assert b"Traceback" not in err

@@ -4,6 +4,8 @@ Owns: its options and output. Must not know: how a run is simulated, how a figur
 """
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -12,7 +14,7 @@ import typer
 
 from opengyre.cli.errors import ExitCode
 from opengyre.cli.options import command_of
-from opengyre.seams.errors import ConfigError
+from opengyre.seams.errors import BoundaryError, ConfigError
 
 if TYPE_CHECKING:
     from opengyre.config.simulation import PolicyName, SimulationConfig
@@ -35,7 +37,8 @@ class SimulateOptions:
         typer.Option("--set", metavar="KEY=VALUE", help="replace one value; may be repeated"),
     ] = None
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="seeds 1..n (scenario.num_seeds)")
+        int | None,
+        typer.Option("--seeds", min=1, max=10_000, help="seeds 1..n (scenario.num_seeds)"),
     ] = None
     policy: Annotated[str | None, typer.Option("--policy", help="elastic, colocate or async")] = (
         None
@@ -52,7 +55,9 @@ class SimulateOptions:
     ] = False
     from_run: Annotated[
         Path | None,
-        typer.Option("--from", metavar="RUN", help="durations of a recorded run's executions"),
+        typer.Option(
+            "--from", metavar="RUN", help="durations of a recorded run, under the scenario's caps"
+        ),
     ] = None
     processes: Annotated[
         int, typer.Option("--processes", min=1, max=2, help="processes that share the seeds")
@@ -73,7 +78,7 @@ def run(options: SimulateOptions) -> None:
     _check(options)
     configs = _configs(options)
     num_seeds = options.seeds or max(one.scenario.num_seeds for one in configs)
-    workload = None if options.from_run is None else _recorded(options.from_run)
+    workload = None if options.from_run is None else _recorded(options.from_run, configs)
     is_small = num_seeds * len(configs) <= 2 and not options.compare
     with Repeater(1 if is_small else options.processes) as repeater:
         bench = Bench(repeater=repeater, num_seeds=num_seeds, workload=workload)
@@ -130,19 +135,32 @@ def _configs(options: SimulateOptions) -> list["SimulationConfig"]:
 
     path = options.scenario
     paths = scenario_files(path) if path.is_dir() else [path]
-    return [load_simulation(one, options.overrides or ()) for one in paths]
+    configs = [load_simulation(one, options.overrides or ()) for one in paths]
+    names = [one.scenario.name for one in configs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"{path}: scenario.name = {twice}: expected another name in each file")
+    return configs
 
 
-def _recorded(run_path: Path) -> "Workload":
-    """Launch to close of every execution of a recorded run, by group. What was cancelled or lost
-    has no length of its own and is left out."""
+def _recorded(run_path: Path, configs: Sequence["SimulationConfig"] = ()) -> "Workload":
+    """Launch to close of every execution of a recorded run, by group; caps and rates are those of
+    `configs`, if any. What was cancelled or lost has no length of its own and is left out."""
     from opengyre.control.facts import Outcome
-    from opengyre.simulate.workload import EmpiricalWorkload, Recorded
+    from opengyre.simulate.from_config import endings_of
+    from opengyre.simulate.workload import EmpiricalWorkload, Endings, Recorded
     from opengyre.store.journal import read_journal
     from opengyre.store.run_folder import open_run_folder
     from opengyre.views.fold import fold
 
-    state = fold(read_journal(open_run_folder(run_path).db))
+    all_endings = {endings_of(one.workload) for one in configs}
+    if len(all_endings) > 1:
+        raise ConfigError("--from: expected the same caps and rates in [workload] of all files")
+    try:
+        folder = open_run_folder(run_path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"--from {run_path}: cannot read it: {reason}") from error
+    state = fold(read_journal(folder.db))
     groups: dict[str, list[Recorded]] = {}
     for one in state.executions.values():
         is_cut = one.outcome in (None, Outcome.CANCELLED, Outcome.LOST)
@@ -150,11 +168,16 @@ def _recorded(run_path: Path) -> "Workload":
             continue
         length_s = one.closed_s - one.launched_s
         groups.setdefault(one.group, []).append(
-            Recorded(duration_s=length_s, has_verdict=one.reward is not None)
+            Recorded(
+                duration_s=length_s,
+                has_verdict=one.reward is not None,
+                is_capped=one.outcome is Outcome.TIMED_OUT,
+            )
         )
     if not any(one.duration_s > 0 for group in groups.values() for one in group):
         raise ConfigError(f"--from {run_path}: expected a run with executions that have closed")
-    return EmpiricalWorkload(groups=tuple(tuple(group) for group in groups.values()))
+    members = tuple(tuple(group) for group in groups.values())
+    return EmpiricalWorkload(groups=members, endings=next(iter(all_endings), Endings()))
 
 
 def _runs(
@@ -173,6 +196,7 @@ def _runs(
 
 def _print_runs(runs: list["Ran"], options: SimulateOptions) -> None:
     from opengyre.cli.simulated_lanes import lane_lines, write_lanes
+    from opengyre.cli.terminal_width import fitting, terminal_columns
     from opengyre.simulate.table import as_csv, as_json, text_rows
     from opengyre.views.tables import table
 
@@ -182,14 +206,18 @@ def _print_runs(runs: list["Ran"], options: SimulateOptions) -> None:
     csv_text = as_csv([one.row for one in runs], reference)
     if options.out is not None:
         scenarios = [one.config for one in runs]
-        _write(options.out, rows, csv_text, scenarios)
-        write_lanes(runs, options.out / "lanes.png")
+        with _writing_to(options.out):
+            _write(options.out, rows, csv_text, scenarios)
+            write_lanes(runs, options.out / "lanes.png")
     if options.as_json or options.as_csv:
         _print_data(rows, csv_text, options)
     else:
-        lines = table(text_rows([one.row for one in runs], reference))
+        num_columns = terminal_columns()
+        text = text_rows([one.row for one in runs], reference)
+        blocks = [table(block) for block in fitting(text, num_columns)]
+        lines = [line for block in blocks for line in (*block, "")]
         notes = [f"{one.row.name} {one.row.policy}: {one.row.note}" for one in runs if one.row.note]
-        _print_lines([*lines, *notes, *lane_lines(runs)])
+        _print_lines([*lines[:-1], *notes, *lane_lines(runs, num_columns)])
     _end({f"{one.row.name} {one.row.policy}": one.row.reason for one in runs})
 
 
@@ -203,7 +231,8 @@ def _print_paper(
     rows = paper_table(configs, bench)
     data = [as_json(one) for one in rows]
     if options.out is not None:
-        _write(options.out, data, csv_of(data), configs)
+        with _writing_to(options.out):
+            _write(options.out, data, csv_of(data), configs)
     if options.as_json or options.as_csv:
         _print_data(data, csv_of(data), options)
     else:
@@ -219,7 +248,7 @@ def _end(reasons: dict[str, str]) -> None:
 
 
 def _print_data(rows: list[dict[str, Any]], csv_text: str, options: SimulateOptions) -> None:
-    typer.echo(json.dumps(rows, indent=2) if options.as_json else csv_text.rstrip("\n"))
+    _print_lines([json.dumps(rows, indent=2) if options.as_json else csv_text.rstrip("\n")])
 
 
 def _write(
@@ -229,16 +258,27 @@ def _write(
     scenarios: list["SimulationConfig"],
 ) -> None:
     resolved = [one.model_dump(mode="json") for one in scenarios]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in (("table.json", rows), ("scenarios.json", resolved)):
+        (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    (folder / "table.csv").write_text(csv_text, encoding="utf-8")
+
+
+@contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, data in (("table.json", rows), ("scenarios.json", resolved)):
-            (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        (folder / "table.csv").write_text(csv_text, encoding="utf-8")
+        yield
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"--out {folder}: cannot write there: {reason}") from error
 
 
 def _print_lines(lines: list[str]) -> None:
-    for line in lines:
-        typer.echo(line)
+    """A reader that has gone is no error of ours; a full disk is said. Raises BoundaryError."""
+    try:
+        for line in lines:
+            typer.echo(line)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise BoundaryError("output", error.strerror or str(error), retryable=True) from error

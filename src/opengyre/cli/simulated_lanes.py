@@ -12,14 +12,18 @@ from opengyre.simulate.table import duration
 from opengyre.views.lane_picture import Lanes, LaneStretch, draw_lanes, text_lanes
 
 MAX_PANELS = 12
+MAX_MARKS, MIN_MARKS = 72, 20
+NAME_COLUMNS = 6
 
 
-def lane_lines(runs: Sequence[Ran]) -> list[str]:
-    """Text lanes of the first seed of each run."""
+def lane_lines(runs: Sequence[Ran], num_columns: int) -> list[str]:
+    """Text lanes of the first seed of each run, on a terminal of `num_columns`."""
+    num_marks = max(MIN_MARKS, min(MAX_MARKS, num_columns - NAME_COLUMNS))
     lines: list[str] = []
     for one in runs[:MAX_PANELS]:
         first = one.results[0]
-        lines += ["", _title(one), *text_lanes(_lanes(first), end_s=first.wall_s)]
+        lanes = text_lanes(_lanes(first), end_s=first.wall_s, num_columns=num_marks)
+        lines += ["", _title(one), *lanes]
     return lines
 
 
