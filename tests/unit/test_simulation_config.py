@@ -97,6 +97,13 @@ def test_a_scenario_is_named_after_its_file_unless_it_says_otherwise(tmp_path: P
     assert named.scenario.name == "other"
 
 
+def test_a_file_name_that_is_long_or_not_text_still_names_its_scenario(tmp_path: Path) -> None:
+    long = load_simulation(written(tmp_path, SMALL, f"{'a' * 100}.toml"))
+    assert long.scenario.name == "a" * 64
+    odd = load_simulation(written(tmp_path, SMALL, "a\udcff\n.toml"))
+    assert odd.scenario.name == "a??"
+
+
 def test_a_file_lies_over_the_one_it_extends_key_by_key(tmp_path: Path) -> None:
     written(tmp_path, SMALL, "base.toml")
     top = written(tmp_path, 'extends = "base.toml"\n[topology]\nnum_cells = 5\n', "top.toml")
@@ -169,6 +176,8 @@ def test_a_csv_file_of_durations_is_found_beside_the_scenario(tmp_path: Path) ->
             "schedule={groups_per_step=65536, group_size=16}",
             "expected at most 2_000_000 executions at a time",
         ),
+        (f"scenario.name={'a' * 65}", "expected at most 64 characters"),
+        ('workload.csv="a\\u0000b"', "expected a path without a zero byte"),
         ("scenario.published_time=1e-300", "scenario.published_time = 1e-300"),
     ],
     ids=lambda text: text[:60],

@@ -27,6 +27,8 @@ def _folder(info: ValidationInfo) -> Path | None:
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
+    if "\0" in str(path):
+        raise ValueError("expected a path without a zero byte")
     folder = _folder(info)
     return path if folder is None else Path(folder, path.expanduser()).resolve()
 

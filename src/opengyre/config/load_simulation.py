@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from opengyre.config.load import read_toml
 from opengyre.config.overrides import Table, apply_override
-from opengyre.config.simulation import SimulationConfig, simulation_problems
+from opengyre.config.simulation import MAX_NAME_CHARS, SimulationConfig, simulation_problems
 from opengyre.config.words import problem_lines
 from opengyre.seams.errors import ConfigError
 
@@ -27,10 +27,16 @@ def load_simulation(path: Path, overrides: Sequence[str] = ()) -> SimulationConf
     table = _read_with_bases(path, ())
     section = table.setdefault("scenario", {})
     if isinstance(section, dict):
-        section.setdefault("name", path.stem)
+        section.setdefault("name", _name_of(path))
     for override in overrides:
         apply_override(table, override)
     return _check(table, path)
+
+
+def _name_of(path: Path) -> str:
+    """The file's name, as far as it can stand in a table."""
+    printable = "".join(one if one.isprintable() else "?" for one in path.stem)
+    return printable[:MAX_NAME_CHARS]
 
 
 def scenario_files(folder: Path) -> list[Path]:

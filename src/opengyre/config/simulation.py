@@ -25,6 +25,7 @@ from opengyre.config.simulation_costs import (
 PolicyName = Literal["elastic", "colocate", "async"]
 PositiveSeconds = Annotated[float, Field(ge=1e-6, le=1e9)]
 MAX_AT_ONCE = 2_000_000
+MAX_NAME_CHARS = 64
 
 
 def _printable(name: str) -> str:
@@ -37,7 +38,7 @@ class ScenarioSection(Section):
     """Which run is simulated, and how often."""
 
     name: Annotated[str, AfterValidator(_printable)] = Field(
-        min_length=1, max_length=64, description="how tables call this scenario"
+        min_length=1, max_length=MAX_NAME_CHARS, description="how tables call this scenario"
     )
     num_steps: int = Field(ge=1, le=100_000, description="updates to run")
     stop_after_step: int | None = Field(

@@ -34,6 +34,7 @@ _EXPECTED = {
     "too_short": "at least {min_length} of them",
     "too_long": "at most {max_length} of them",
     "string_too_short": "at least {min_length} characters",
+    "string_too_long": "at most {max_length} characters",
     "string_pattern_mismatch": "letters, digits, dot, dash and underline ({pattern})",
 }
 _MAX_VALUE_CHARS = 80
