@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from opengyre.cli.options import command_of
-from opengyre.cli.simulate import _recorded
+from opengyre.cli.recorded_workload import recorded_workload
 from opengyre.seams.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def run(options: PlanOptions) -> None:
     from opengyre.simulate.repeat import Repeater
 
     config = load_planning(options.workload, options.overrides or (), num_devices=options.devices)
-    workload = None if options.from_run is None else _recorded(options.from_run)
+    workload = None if options.from_run is None else recorded_workload(options.from_run)
     if options.out is not None:
         _open(options.out)
     began_s = monotonic()

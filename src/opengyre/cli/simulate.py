@@ -4,7 +4,7 @@ Owns: its options and output. Must not know: how a run is simulated, how a figur
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,12 @@ import typer
 
 from opengyre.cli.errors import ExitCode
 from opengyre.cli.options import command_of
+from opengyre.cli.recorded_workload import recorded_workload
 from opengyre.seams.errors import BoundaryError, ConfigError
 
 if TYPE_CHECKING:
     from opengyre.config.simulation import PolicyName, SimulationConfig
     from opengyre.simulate.compare import Bench, Ran
-    from opengyre.simulate.workload import Workload
 
 POLICIES = ("elastic", "colocate", "async")
 
@@ -78,7 +78,7 @@ def run(options: SimulateOptions) -> None:
     _check(options)
     configs = _configs(options)
     num_seeds = options.seeds or max(one.scenario.num_seeds for one in configs)
-    workload = None if options.from_run is None else _recorded(options.from_run, configs)
+    workload = None if options.from_run is None else recorded_workload(options.from_run, configs)
     is_small = num_seeds * len(configs) <= 2 and not options.compare
     with Repeater(1 if is_small else options.processes) as repeater:
         bench = Bench(repeater=repeater, num_seeds=num_seeds, workload=workload)
@@ -140,44 +140,6 @@ def _configs(options: SimulateOptions) -> list["SimulationConfig"]:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{path}: scenario.name = {twice}: expected another name in each file")
     return configs
-
-
-def _recorded(run_path: Path, configs: Sequence["SimulationConfig"] = ()) -> "Workload":
-    """Launch to close of every execution of a recorded run, by group; caps and rates are those of
-    `configs`, if any. What was cancelled or lost has no length of its own and is left out."""
-    from opengyre.control.facts import Outcome
-    from opengyre.simulate.from_config import endings_of
-    from opengyre.simulate.workload import EmpiricalWorkload, Endings, Recorded
-    from opengyre.store.journal import read_journal
-    from opengyre.store.run_folder import open_run_folder
-    from opengyre.views.fold import fold
-
-    all_endings = {endings_of(one.workload) for one in configs}
-    if len(all_endings) > 1:
-        raise ConfigError("--from: expected the same caps and rates in [workload] of all files")
-    try:
-        folder = open_run_folder(run_path)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"--from {run_path}: cannot read it: {reason}") from error
-    state = fold(read_journal(folder.db))
-    groups: dict[str, list[Recorded]] = {}
-    for one in state.executions.values():
-        is_cut = one.outcome in (None, Outcome.CANCELLED, Outcome.LOST)
-        if one.group is None or one.launched_s is None or one.closed_s is None or is_cut:
-            continue
-        length_s = one.closed_s - one.launched_s
-        groups.setdefault(one.group, []).append(
-            Recorded(
-                duration_s=length_s,
-                has_verdict=one.reward is not None,
-                is_capped=one.outcome is Outcome.TIMED_OUT,
-            )
-        )
-    if not any(one.duration_s > 0 for group in groups.values() for one in group):
-        raise ConfigError(f"--from {run_path}: expected a run with executions that have closed")
-    members = tuple(tuple(group) for group in groups.values())
-    return EmpiricalWorkload(groups=members, endings=next(iter(all_endings), Endings()))
 
 
 def _runs(
