@@ -179,7 +179,7 @@ def _is_void(scenario: Scenario, seed: int, group: GroupId) -> bool:
 def percent(one: Tried, other: Tried) -> tuple[float, float]:
     """(gain of `one` over `other`, two standard errors), in per cent."""
     over = gain(one, other)
-    return 100.0 * over.share, 200.0 * over.error
+    return 100.0 * over.share, 200.0 * (over.error or 0.0)
 
 
 def per_device_day(one: Tried) -> tuple[float, float]:

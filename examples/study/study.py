@@ -86,6 +86,7 @@ def _plan_lines(lab: Lab) -> Iterator[str]:
     yield "```"
     yield verdict(best)
     yield from table(plan_rows(best))
+    yield from (one.layout.words for one in best.best)
     yield ""
     yield from region_lines(where) if where else ()
     yield "```"

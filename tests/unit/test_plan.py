@@ -156,9 +156,23 @@ def test_the_verdict_is_honest_when_elasticity_loses() -> None:
 
 
 def test_the_verdict_names_colocate_when_it_beats_elastic() -> None:
-    best = plan_of(tried("elastic", 11.0), tried("async", 10.0), tried("colocate", 12.0))
+    best = plan_of(
+        tried("elastic", 11.0, 11.0), tried("async", 10.0, 10.0), tried("colocate", 12.0, 12.0)
+    )
     assert "pays here: +10.0%" in verdict(best)
     assert "but colocate is 9.1% quicker than elastic" in verdict(best)
+
+
+def test_the_verdict_says_when_colocate_does_as_well() -> None:
+    best = plan_of(
+        tried("elastic", 11.0, 11.0), tried("async", 10.0, 10.0), tried("colocate", 10.9, 11.15)
+    )
+    assert "but colocate does as well, +0.2%" in verdict(best)
+
+
+def test_one_seed_makes_no_clear_difference() -> None:
+    best = plan_of(tried("elastic", 12.0), tried("async", 10.0))
+    assert verdict(best).startswith("elasticity makes no clear difference here: +20.0% (one seed)")
 
 
 def test_the_verdict_calls_a_difference_within_chance_no_difference() -> None:

@@ -180,6 +180,7 @@ def _print(
         f"take {best.best[0].layout.words}",
         "",
         *table(plan_rows(best)),
+        *(one.layout.words for one in best.best),
         "",
         *(region_lines(where) if where else []),
         f"{best.num_tried} layouts, {data['num_runs']} runs in {spent_s:.0f} s{cut}",

@@ -68,7 +68,7 @@ def _draw_workloads(axes: "Axes", region: Region) -> None:
 def _draw_counts(axes: "Axes", region: Region) -> None:
     counts = [one.num_cells for one in region.cell_counts]
     gains = [100.0 * one.over_static.share for one in region.cell_counts]
-    errors = [200.0 * one.over_static.error for one in region.cell_counts]
+    errors = [200.0 * (one.over_static.error or 0.0) for one in region.cell_counts]
     axes.axhline(0.0, color=CAPACITY, linewidth=1)
     axes.errorbar(range(len(counts)), gains, yerr=errors, color=WATER, marker="o", capsize=3)
     axes.set_xticks(range(len(counts)), [str(count) for count in counts])

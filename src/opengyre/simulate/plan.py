@@ -47,19 +47,20 @@ class Tried:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
     """What one layout consumes over another, less 1: of means, and the standard error of the
-    ratio from run to run (0 of one seed)."""
+    ratio from run to run, which one seed does not have."""
 
     share: float
-    error: float
+    error: float | None
 
     @property
     def is_clear(self) -> bool:
         """Beyond chance (two standard errors) and beyond CLEAR_GAIN."""
-        return abs(self.share) > max(2.0 * self.error, CLEAR_GAIN)
+        return self.error is not None and abs(self.share) > max(2.0 * self.error, CLEAR_GAIN)
 
     @property
     def words(self) -> str:
-        return f"{self.share:+.1%} (standard error {self.error:.1%})"
+        error = "one seed" if self.error is None else f"standard error {self.error:.1%}"
+        return f"{self.share:+.1%} ({error})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,7 @@ def gain(one: Tried, other: Tried) -> Gain:
     ratios = [
         a / b for a, b in zip(one.groups_per_hour, other.groups_per_hour, strict=True) if b > 0
     ]
-    error = stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
+    error = stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else None
     return Gain(share=one.mean / other.mean - 1.0, error=error)
 
 
@@ -176,9 +177,11 @@ def verdict(best: Plan) -> str:
         return _against(elastic, rivals[0], "colocate, because no static split fits the budget")
     words = _against(elastic, static, "the best static split")
     over = gain(rivals[0], elastic)
-    if rivals[0] is not static and over.share > 0 and over.is_clear:
+    if rivals[0] is static or (over.is_clear and over.share < 0):
+        return words
+    if over.is_clear:
         return f"{words}; but colocate is {over.share:.1%} quicker than elastic"
-    return words
+    return f"{words}; but colocate does as well, {over.words} over elastic"
 
 
 def _against(elastic: Tried, rival: Tried, name: str) -> str:

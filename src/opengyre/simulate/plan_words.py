@@ -30,13 +30,13 @@ def plan_json(best: Plan, space: Space, region: Region | None) -> dict[str, Any]
 
 
 def plan_rows(best: Plan) -> list[dict[str, str]]:
-    """The table for people: a line for each policy's best layout."""
+    """The table for people: a line for each policy's best layout, whose words stand elsewhere."""
     static = best.of("async")
     return [
         {
-            "best of each policy": one.layout.words,
+            f"means of {len(one.groups_per_hour)} seeds": one.layout.policy,
             "groups / h": f"{one.mean:.2f}",
-            "groups / device-day": f"{24.0 * one.per_device:.3f}",
+            "per device-day": f"{24.0 * one.per_device:.3f}",
             "over the best static split": "-"
             if static is None or one is static
             else gain(one, static).words,
@@ -64,11 +64,12 @@ def region_lines(region: Region) -> list[str]:
 
 
 def _does_pay(best: Plan) -> bool | None:
-    """None if there is nothing to compare with, or no clear difference."""
-    elastic, static = best.of("elastic"), best.of("async")
-    if elastic is None or static is None:
+    """Against the best of the others. None if there is none, or no clear difference."""
+    elastic = best.of("elastic")
+    rivals = [one for one in best.best if one is not elastic]
+    if elastic is None or not rivals:
         return None
-    over = gain(elastic, static)
+    over = gain(elastic, rivals[0])
     return over.share > 0 if over.is_clear else None
 
 
@@ -112,5 +113,5 @@ def _point_json(one: Point) -> dict[str, Any]:
     }
 
 
-def _gain_json(value: Gain) -> dict[str, float]:
+def _gain_json(value: Gain) -> dict[str, float | None]:
     return {"share": value.share, "standard_error": value.error}
