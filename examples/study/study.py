@@ -2,7 +2,8 @@
 
 Owns: which files are written. Must not know: what a curve compares. Invariant: a table in the
 page and its picture come from the same runs; the page's prose is left alone.
-Run: `python examples/study/study.py [--only cells] [--seeds 8]`; all of it takes some minutes.
+Run: `python examples/study/study.py [--only cells] [--seeds 8]`; all of it takes some 15 minutes
+of processor time.
 """
 
 import argparse
