@@ -1,6 +1,7 @@
 """The page docs/simulating.md shows the scenario that is shipped, and what it prints."""
 
 import re
+import tomllib
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -15,7 +16,8 @@ from opengyre.simulate.world import simulate
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "simulating.md"
-SMALL = REPOSITORY / "examples" / "small.toml"
+EXAMPLES = REPOSITORY / "examples"
+SMALL = EXAMPLES / "small.toml"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -50,3 +52,14 @@ def test_the_durations_of_the_page_are_read_and_run(tmp_path: Path) -> None:
     (tmp_path / "recorded.toml").write_text(lines)
     result = simulate(scenario_of(load_simulation(tmp_path / "recorded.toml")), 1)
     assert not result.failed, result.reason
+
+
+def test_every_scenario_among_the_examples_is_taken_by_the_simulator() -> None:
+    """A scenario is known by its keys, wherever it lies; runs' configs have a test of their own."""
+    tables = {path: tomllib.loads(path.read_text()) for path in EXAMPLES.rglob("*.toml")}
+    scenarios = [path for path, table in tables.items() if {"scenario", "extends"} & table.keys()]
+    assert SMALL in scenarios
+    assert len(scenarios) > len(list((EXAMPLES / "paper").glob("*.toml")))
+    for path in scenarios:
+        config = load_simulation(path)
+        assert scenario_of(config).num_devices == config.topology.num_devices, path
