@@ -8,11 +8,12 @@ from opengyre.config.load import load_config
 from opengyre.config.root import config_warnings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# a task.toml describes a task, those of paper/ are scenarios; every other TOML is a run's config
+# a task.toml describes a task, these are scenarios; every other TOML is a run's config
+SCENARIOS = (REPOSITORY / "examples" / "small.toml", *REPOSITORY.glob("examples/paper/*.toml"))
 EXAMPLES = sorted(
     p
     for p in (REPOSITORY / "examples").rglob("*.toml")
-    if p.name != "task.toml" and p.parent.name != "paper"
+    if p.name != "task.toml" and p not in SCENARIOS
 )
 
 
