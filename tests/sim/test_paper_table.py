@@ -20,7 +20,7 @@ NUM_SEEDS = 16
 ROW_KEYS = {
     "scenario": {"published_time"},
     "topology": {"num_cells", "devices_per_cell", "num_standalone", "devices_per_standalone"},
-    "schedule": {"policy", "is_streaming", "steps_per_burst", "run_ahead"},
+    "schedule": {"policy", "streaming", "steps_per_burst", "run_ahead"},
 }
 
 

@@ -8,7 +8,7 @@ type errors (see load.py). Invariant: what `find_problems` returns is empty for 
 from pydantic import Field
 
 from opengyre.config.base import Section
-from opengyre.config.schedule import ScheduleConfig, TopologyConfig
+from opengyre.config.schedule import ScheduleConfig, TopologyConfig, group_problems
 from opengyre.config.sections import (
     EngineConfig,
     EvalConfig,
@@ -67,18 +67,7 @@ def config_warnings(config: RunConfig) -> list[str]:
 
 
 def _schedule_problems(schedule: ScheduleConfig) -> list[str]:
-    problems = []
-    least = schedule.run_ahead + schedule.steps_per_burst - 1
-    if schedule.max_staleness < least:
-        problems.append(
-            f"schedule.max_staleness = {schedule.max_staleness}: expected at least {least} "
-            "(run_ahead + steps_per_burst - 1); no order of groups can keep less"
-        )
-    if schedule.min_valid_members > schedule.group_size:
-        problems.append(
-            f"schedule.min_valid_members = {schedule.min_valid_members}: expected at most "
-            f"schedule.group_size = {schedule.group_size}"
-        )
+    problems = group_problems(schedule)
     if schedule.hold_max_s < schedule.publish_timeout_s:
         problems.append(
             f"schedule.hold_max_s = {schedule.hold_max_s:g}: expected at least "

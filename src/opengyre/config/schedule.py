@@ -4,7 +4,7 @@ Owns: their keys, defaults and bounds. Must not know: how the scheduler decides;
 takes frozen dataclasses made from these models by the runtime.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
@@ -104,3 +104,30 @@ class ScheduleConfig(Section):
     max_launches: int = Field(
         default=2, ge=1, le=16, description="launches of one execution when ours was the fault"
     )
+
+
+class GroupNumbers(Protocol):
+    """What a live run's schedule and a simulated one have in common."""
+
+    group_size: int
+    min_valid_members: int
+    steps_per_burst: int
+    run_ahead: int
+    max_staleness: int
+
+
+def group_problems(schedule: GroupNumbers) -> list[str]:
+    """What these keys say about each other; one line each."""
+    problems = []
+    least = schedule.run_ahead + schedule.steps_per_burst - 1
+    if schedule.max_staleness < least:
+        problems.append(
+            f"schedule.max_staleness = {schedule.max_staleness}: expected at least {least} "
+            "(run_ahead + steps_per_burst - 1); no order of groups can keep less"
+        )
+    if schedule.min_valid_members > schedule.group_size:
+        problems.append(
+            f"schedule.min_valid_members = {schedule.min_valid_members}: expected at most "
+            f"schedule.group_size = {schedule.group_size}"
+        )
+    return problems

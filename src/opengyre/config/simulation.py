@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from opengyre.config.base import ConfigPath, Section
+from opengyre.config.schedule import group_problems
 from opengyre.config.simulation_costs import (
     CheckpointCostsConfig,
     EngineCostsConfig,
@@ -85,7 +86,7 @@ class SimulatedSchedule(Section):
     """Letters of the paper: N group_size, B groups_per_step, mu steps_per_burst, phi run_ahead."""
 
     policy: PolicyName = Field(default="elastic", description="how cells change roles")
-    is_streaming: bool = Field(
+    streaming: bool = Field(
         default=True, description="train ready groups at once, or only whole batches"
     )
     num_training_cells: int = Field(
@@ -198,7 +199,7 @@ def simulation_problems(config: SimulationConfig) -> list[str]:
     """Rules that span several keys; each answer is one line: key = value: expected ..."""
     return [
         *_stop_problems(config.scenario),
-        *_staleness_problems(config.schedule),
+        *group_problems(config.schedule),
         *_size_problems(config),
         *_split_problems(config),
         *_workload_problems(config.workload),
@@ -213,22 +214,6 @@ def _stop_problems(section: ScenarioSection) -> list[str]:
         f"scenario.stop_after_step = {section.stop_after_step}: expected at most "
         f"scenario.num_steps = {section.num_steps}"
     ]
-
-
-def _staleness_problems(schedule: SimulatedSchedule) -> list[str]:
-    problems = []
-    least = schedule.run_ahead + schedule.steps_per_burst - 1
-    if schedule.max_staleness < least:
-        problems.append(
-            f"schedule.max_staleness = {schedule.max_staleness}: expected at least {least} "
-            "(run_ahead + steps_per_burst - 1); no order of groups can keep less"
-        )
-    if schedule.min_valid_members > schedule.group_size:
-        problems.append(
-            f"schedule.min_valid_members = {schedule.min_valid_members}: expected at most "
-            f"schedule.group_size = {schedule.group_size}"
-        )
-    return problems
 
 
 def _size_problems(config: SimulationConfig) -> list[str]:

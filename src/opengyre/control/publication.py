@@ -7,7 +7,7 @@ not verified in time leaves the capacity.
 
 import heapq
 
-from opengyre.control.cells import CellRole, Engine, EngineState
+from opengyre.control.cells import Engine, EngineState
 from opengyre.control.commands import OpenDoor, Publish
 from opengyre.control.run_state import RunState
 from opengyre.control.slots import displace
@@ -20,7 +20,7 @@ def reconcile(run: RunState, now_s: float) -> None:
     changed = sorted(run.topology.unsettled.values(), key=lambda engine: engine.number)
     run.topology.unsettled.clear()
     for engine in changed:
-        if engine.state is EngineState.ABSENT or not _is_in_rollout(run, engine):
+        if engine.state is EngineState.ABSENT or not run.topology.is_in_rollout(engine):
             continue
         if (engine.verified_version or 0) < run.published_version:
             _publish(run, engine, now_s)
@@ -74,13 +74,6 @@ def _watch(run: RunState, engine: Engine) -> None:
     deadline_s = _deadline_s(run, engine)
     if deadline_s is not None:
         heapq.heappush(run.publish_deadlines, (deadline_s, engine.number, engine.engine))
-
-
-def _is_in_rollout(run: RunState, engine: Engine) -> bool:
-    if engine.cell is None:
-        return True
-    cell = run.cells[engine.cell]
-    return cell.role is CellRole.ROLLOUT and not cell.is_bound
 
 
 def _publish(run: RunState, engine: Engine, now_s: float) -> None:

@@ -76,6 +76,13 @@ class Topology:
             self._cursor += 1
         return self.cells[self._cursor] if self._cursor < len(self.cells) else None
 
+    def is_in_rollout(self, engine: Engine) -> bool:
+        """Standalone, or in a cell that serves rollout and is not bound for training."""
+        if engine.cell is None:
+            return True
+        cell = self.cells[engine.cell]
+        return cell.role is CellRole.ROLLOUT and not cell.is_bound
+
     # ---- changes
 
     def move_engine(self, engine: Engine, state: EngineState) -> None:
@@ -208,12 +215,7 @@ class Topology:
             self.capacity += engine.slots if is_serving else -engine.slots
 
     def _is_serving(self, engine: Engine) -> bool:
-        if engine.state in OUT_OF_SERVICE:
-            return False
-        if engine.cell is None:
-            return True
-        cell = self.cells[engine.cell]
-        return cell.role is CellRole.ROLLOUT and not cell.is_bound
+        return engine.state not in OUT_OF_SERVICE and self.is_in_rollout(engine)
 
 
 def _is_passed(cell: Cell) -> bool:

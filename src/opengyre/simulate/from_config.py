@@ -56,7 +56,7 @@ def scheduler_of(config: SimulationConfig) -> SchedulerConfig:
         engines=engines_of(config.topology),
         num_steps=config.scenario.num_steps,
         policy=PolicyName(schedule.policy),
-        is_streaming=schedule.is_streaming,
+        is_streaming=schedule.streaming,
         num_training_cells=schedule.num_training_cells,
         group_size=schedule.group_size,
         groups_per_step=schedule.groups_per_step,
