@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 Tool = dict[str, Any]
+"""`{"type": "function", "function": {"name", "description", "parameters"}}`, whatever the dialect."""
 
 
 class Role(StrEnum):
@@ -50,16 +51,39 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
 
+class ChoiceMode(StrEnum):
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"
+    NAMED = "named"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChoice:
+    """Whether the answer must call a tool; `name` with NAMED."""
+
+    mode: ChoiceMode = ChoiceMode.AUTO
+    name: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One model call as its client meant it. `model` is echoed, never interpreted."""
+    """One model call as its client meant it. `model` is echoed, never interpreted.
+
+    `previous`: the name of a turn (see AnswerForm) whose history and answer come before
+    `messages`. `is_parallel` False: the answer ends after its first call.
+    """
 
     model: str
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
+    choice: ToolChoice = field(default_factory=ToolChoice)
+    is_parallel: bool = True
     is_stream: bool = False
     has_usage_event: bool = False
+    has_logprobs: bool = False
+    previous: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +97,31 @@ class ReasoningPiece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallStart:
+    """A call begins; `index` counts the calls of an answer from 0."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallPiece:
-    """A whole call; `index` counts from 0 within the answer."""
+    """A part of a call's arguments as they were sampled."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEnd:
+    """The call is complete; `call.arguments` are its pieces joined."""
 
     index: int
     call: Call
 
 
-Piece = TextPiece | ReasoningPiece | CallPiece
+Piece = TextPiece | ReasoningPiece | CallStart | CallPiece | CallEnd
 
 
 class Ending(StrEnum):
@@ -89,6 +130,7 @@ class Ending(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     CALLS = "tool_calls"
+    STOP_STRING = "stop_string"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +141,33 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """One sampled token as text. `logprob` is natural, as the engine declares it."""
+
+    text: str
+    data: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A finished answer: the message in whole, how it ended, what it used."""
+    """A finished answer: the message in whole, how it ended, what it used.
+
+    `stop_string` is the one it came to, with STOP_STRING. `logprobs` only if they were asked for.
+    """
 
     message: Message
     ending: Ending
     usage: Usage
+    stop_string: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class RefusalKind(StrEnum):
     INVALID = "invalid_request_error"
     UNAUTHORIZED = "authentication_error"
     NOT_FOUND = "not_found_error"
+    TOO_MANY = "rate_limit_error"
     UNAVAILABLE = "service_unavailable"
 
 
@@ -118,6 +175,7 @@ _STATUS = {
     RefusalKind.INVALID: 400,
     RefusalKind.UNAUTHORIZED: 401,
     RefusalKind.NOT_FOUND: 404,
+    RefusalKind.TOO_MANY: 429,
     RefusalKind.UNAVAILABLE: 503,
 }
 
