@@ -30,7 +30,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `turn` like "e000123.t7"; `parent` another turn of the execution or "" at a root;
     `fork_reason` "" when it extends its parent. `is_committed` is True once its terminal event
-    was written to the client. `finish`: stop, length, cancelled, error.
+    was written to the client. `finish`: stop, length, cancelled, error. `role` as the wire told it:
+    main, main-summary, sub-agent, sub-agent-summary, side. `protocol` is the dialect of its body.
     """
 
     turn: str
@@ -51,6 +52,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float
     held_s: float
     num_continuations: int
+    protocol: str = "openai-chat"
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
