@@ -1,19 +1,32 @@
 """Tokens to what a client may see: increments, stop strings, reasoning, calls."""
 
 import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from renderers.configs import Qwen3RendererConfig
 from renderers.qwen3 import Qwen3Renderer
 from tokenizers import Tokenizer
 
+from opengyre.gateway.call_json import JsonCall
 from opengyre.gateway.detokenize import TextDecoder, token_bytes
-from opengyre.gateway.output import AnswerParser, read_call
+from opengyre.gateway.output import AnswerParser
 from opengyre.gateway.rendering import TokenizerAdapter, load_renderer
-from opengyre.gateway.request import Call, CallPiece, Ending, ReasoningPiece, TextPiece
+from opengyre.gateway.request import (
+    Call,
+    CallEnd,
+    CallPiece,
+    CallStart,
+    Ending,
+    ReasoningPiece,
+    TextPiece,
+)
 from opengyre.gateway.visible import VisibleText
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
@@ -30,27 +43,75 @@ PARTS = [
 ]  # fmt: skip
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
 def ids_of(text: str) -> list[int]:
     return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
 
 
-def parser(*stops: str) -> AnswerParser:
-    return RENDERER.parser(stops=stops, call_id=lambda index: f"c{index}")
+def bytewise(text: str) -> list[int]:
+    """Ids of single bytes."""
+    return [next(n for n, b in enumerate(TABLE) if b == bytes([byte])) for byte in text.encode()]
 
 
-def parsed(text: str, *stops: str, end: str = "<|im_end|>") -> AnswerParser:
-    """A parser that was fed all of `text`; its pieces must add up to its message."""
-    one = parser(*stops)
+def parser(*stops: str, is_parallel: bool = True, forced: Sequence[int] = ()) -> AnswerParser:
+    return RENDERER.parser(
+        stops=stops, call_id=lambda index: f"c{index}", is_parallel=is_parallel, forced=forced
+    )
+
+
+def fed(one: AnswerParser, ids: list[int]) -> list[Any]:
+    """All the pieces of `ids`; they must add up to the message."""
     pieces: list[Any] = []
-    for token in ids_of(text + end):
+    for token in ids:
         pieces += one.feed(token)
     pieces += one.finish()
     message = one.message()
     assert "".join(p.text for p in pieces if isinstance(p, TextPiece)) == message.text
     thoughts = "".join(p.text for p in pieces if isinstance(p, ReasoningPiece))
     assert thoughts == (message.reasoning or "")
-    assert tuple(p.call for p in pieces if isinstance(p, CallPiece)) == message.calls
+    assert calls_of(pieces) == message.calls
+    return pieces
+
+
+def calls_of(pieces: list[Any]) -> tuple[Call, ...]:
+    """The calls that the starts and parts tell; each end must agree."""
+    calls: list[Call] = []
+    parts = [p for p in pieces if isinstance(p, CallStart | CallPiece | CallEnd)]
+    for piece in parts:
+        match piece:
+            case CallStart(index=index, call_id=call_id, name=name):
+                assert index == len(calls)
+                calls.append(Call(call_id=call_id, name=name, arguments=""))
+            case CallPiece(index=index, text=text):
+                assert index == len(calls) - 1
+                assert text
+                calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + text)
+            case CallEnd(index=index, call=call):
+                assert index == len(calls) - 1
+                assert call == calls[-1]
+    assert len(calls) == sum(isinstance(p, CallEnd) for p in parts)
+    return tuple(calls)
+
+
+def parsed(text: str, *stops: str, end: str = "<|im_end|>") -> AnswerParser:
+    one = parser(*stops)
+    fed(one, ids_of(text + end))
     return one
+
+
+def read(text: str, cuts: Sequence[int] = ()) -> tuple[str, str]:
+    """(name, arguments) of a block, given in parts that end at `cuts`."""
+    call, arguments, begin = JsonCall(), "", 0
+    for end in [*sorted(cuts), len(text)]:
+        arguments += call.feed(text[begin:end])
+        begin = max(begin, end)
+    return call.name, arguments + call.close()
 
 
 @given(st.lists(st.integers(min_value=0, max_value=len(TABLE) + 3), max_size=40))
@@ -86,31 +147,101 @@ def test_answers_parse_as_the_reference_renderer_parses_them(parts: list[str]) -
     assert names == [(call.name, call.arguments) for call in reference.tool_calls]
 
 
-def test_arguments_stay_as_they_were_written() -> None:
-    arguments = '{"b" : 5000.0,  "a":"\\u00e9", "name": {"arguments": [1, {}]}}'
-    raw = f'{{"x": [1, 2], "name": "bash", "arguments": {arguments} }}'
-    assert read_call(raw) == ("bash", arguments)
-    assert read_call('{"name": "bash"}') == ("bash", "{}")
-    assert read_call('{"arguments": "{\\"a\\": 1}", "name": "n"}') == ("n", '{"a": 1}')
+@given(st.dictionaries(st.text(), JSON), st.sampled_from([None, 1]), st.data())
+def test_arguments_come_exactly_as_written_however_the_text_is_split(
+    value: dict[str, Any], indent: int | None, data: st.DataObject
+) -> None:
+    arguments = json.dumps(value, indent=indent, ensure_ascii=data.draw(st.booleans()))
+    members = [f'"arguments" : {arguments}', '"name": "b\\u00e4sh"', '"more": [{"name": "x"}, "]"]']
+    block = "\n{" + " , ".join(data.draw(st.permutations(members))) + "}\n"
+    cuts = data.draw(st.lists(st.integers(0, len(block)), max_size=6))
+    assert read(block, cuts) == ("b\u00e4sh", arguments)
 
 
-def test_a_malformed_call_is_never_repaired() -> None:
-    raw = '{"name": "bash", "arguments": {"command": "ls"}'
-    one = parsed(f"<tool_call>\n{raw}\n</tool_call>")
-    assert one.message().calls == (Call(call_id="c0", name="bash", arguments=raw),)
+@given(st.text(alphabet='{}[]":,\\ nae', max_size=30), st.data())
+def test_no_block_is_read_differently_for_how_it_was_split(tail: str, data: st.DataObject) -> None:
+    head = data.draw(
+        st.sampled_from(['{"name":"n","arguments":', '{"arguments":', '{"name":"n"', ""])
+    )
+    block = head + tail
+    cuts = data.draw(st.lists(st.integers(0, len(block)), max_size=6))
+    assert read(block, cuts) == read(block)
+
+
+@pytest.mark.parametrize(
+    ("block", "name", "arguments"),
+    [
+        ('{"name": "bash"}', "bash", "{}"),
+        ('{"arguments": "{\\"a\\": 1}", "name": "n"}', "n", '{"a": 1}'),
+        ('{"name": "n", "arguments": "\\ud800"}', "n", '"\\ud800"'),  # not text: as written
+        ('{"name": "n", "arguments": 5000.0 }', "n", "5000.0"),
+        ('{"name": "n", "arguments": [1], "arguments": [2], "name": "m"}', "n", "[1]"),
+        ('{"name": "n", "arguments": {"a": 1}', "n", '{"a": 1}'),
+        ('{"name": "n", "arguments": {"a": "}', "n", '{"a": "}'),
+        ('{"name": "n", "arguments": {a: }]}', "n", "{a: }"),
+        (' {"name": "n", arguments: {}} ', "n", '{"name": "n", arguments: {}}'),
+        ('{"name": "n"} }', "n", '{"name": "n"} }'),
+        ('{"name": "n", "arguments": "abc', "n", '"abc'),
+        ('{"name": 1, "arguments": {}}', "", ""),
+        ('{"name": "\\ud800", "arguments": {}}', "", ""),
+        ('[{"name": "n", "arguments": {}}]', "", ""),
+    ],
+)  # fmt: skip
+def test_a_call_is_what_was_written_and_never_repaired(
+    block: str, name: str, arguments: str
+) -> None:
+    assert read(block) == (name, arguments)
+
+
+def test_arguments_come_while_they_are_sampled() -> None:
+    one, shown = parser(), ""
+    for token in ids_of('<tool_call>\n{"name": "bash", "arguments": {"command": "ls '):
+        shown += "".join(p.text for p in one.feed(token) if isinstance(p, CallPiece))
+    assert shown == '{"command": "ls '
+
+
+def test_a_call_cut_by_the_end_gives_what_there_was() -> None:
+    one = parsed('<tool_call>\n{"name": "bash", "arguments": {"comm', end="")
+    assert one.message().calls == (Call(call_id="c0", name="bash", arguments='{"comm'),)
+    assert one.ending(is_cut=True) is Ending.LENGTH
+
+
+@given(st.sampled_from([GOOD_CALL, "<think>a<tool_call>b</think>c" + GOOD_CALL, "é😀" + GOOD_CALL]))
+def test_pieces_add_up_the_same_for_other_ids_of_the_same_text(text: str) -> None:
+    marks = re.split(r"(<think>|</think>|<tool_call>|</tool_call>)", text)
+    slow = [t for part in marks for t in (ids_of(part) if part[:1] == "<" else bytewise(part))]
+    one, other = parser(), parser()
+    fed(one, ids_of(text))
+    fed(other, slow)
+    assert len(slow) > len(ids_of(text))
+    assert one.message() == other.message()
+
+
+def test_an_answer_that_may_not_call_in_parallel_ends_after_its_first_call() -> None:
+    one = parser(is_parallel=False)
+    fed(one, ids_of("a" + GOOD_CALL + GOOD_CALL))
+    assert len(one.message().calls) == 1
+    assert one.is_stopped
+    assert one.is_ended_early
     assert one.ending(is_cut=False) is Ending.CALLS
+
+
+@pytest.mark.parametrize(
+    ("tool", "rest"),
+    [(None, '{"name": "ba\\"sh", "arguments": {}}</tool_call>'), ('ba"sh', " {}}</tool_call>")],
+)
+def test_a_forced_call_is_read_as_if_its_beginning_were_sampled(tool: str, rest: str) -> None:
+    forced = RENDERER.forced_prefix(tool)
+    assert forced is not None
+    one = parser(forced=forced)
+    fed(one, ids_of(rest))
+    assert one.message().calls == (Call(call_id="c0", name='ba"sh', arguments="{}"),)
 
 
 def test_a_call_without_a_name_is_text() -> None:
     one = parsed("<tool_call>[1, 2]</tool_call>")
     assert one.message().text == "<tool_call>[1, 2]</tool_call>"
     assert one.ending(is_cut=False) is Ending.STOP
-
-
-def test_an_answer_cut_inside_a_call_gives_what_there_was() -> None:
-    one = parsed('<tool_call>\n{"name": "bash", "arguments": {"comm', end="")
-    assert one.message().calls[0].arguments == '{"name": "bash", "arguments": {"comm'
-    assert one.ending(is_cut=True) is Ending.LENGTH
 
 
 def test_an_unfinished_character_at_the_end_is_shown_as_replaced() -> None:
@@ -123,5 +254,7 @@ def test_an_unfinished_character_at_the_end_is_shown_as_replaced() -> None:
 
 def test_nothing_is_read_after_a_stop_string() -> None:
     one = parsed("abc STOP def", "STOP")
-    assert one.is_stop_string
+    assert one.stop_string == "STOP"
+    assert one.is_ended_early
+    assert one.ending(is_cut=False) is Ending.STOP_STRING
     assert one.message().text == "abc"

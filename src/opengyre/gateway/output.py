@@ -1,21 +1,21 @@
 """Sampled ids to answer pieces as they come, for formats with `<think>` and `<tool_call>` markers.
 
 Owns: the phases of an answer. Must not know: engines, dialects. Invariants: the pieces do not
-depend on how the ids were split; a call that is not valid JSON is never repaired: its client gets
-the raw block as the arguments, or as text if it has no name.
+depend on how the ids were split; joined they are `message()`; a call's arguments come as they are
+sampled and are never repaired; a block without a name is text.
 """
 
-import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
 
+from opengyre.gateway.call_json import JsonCall
 from opengyre.gateway.detokenize import TextDecoder
 from opengyre.gateway.request import (
     Call,
+    CallEnd,
     CallPiece,
+    CallStart,
     Ending,
     Message,
     Piece,
@@ -24,8 +24,6 @@ from opengyre.gateway.request import (
     TextPiece,
 )
 from opengyre.gateway.visible import VisibleText
-
-_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,32 +51,55 @@ class _Phase(Enum):
 class AnswerParser:
     """One answer. `feed` gives pieces one id at a time; `finish` gives the rest.
 
-    `call_id(index)` names the calls. After `is_stopped` (a stop id or stop string) no more ids
-    are wanted.
+    `call_id(index)` names the calls. Unless `is_parallel` it ends after its first call. `forced`
+    are ids of the prompt's end that already belong to the answer. After `is_stopped` no more ids
+    are wanted; `is_ended_early` if the engine cannot know that and must be stopped.
     """
 
     def __init__(
-        self, markers: Markers, *, stops: tuple[str, ...], call_id: Callable[[int], str]
+        self,
+        markers: Markers,
+        *,
+        stops: tuple[str, ...],
+        call_id: Callable[[int], str],
+        is_parallel: bool = True,
+        forced: Sequence[int] = (),
     ) -> None:
         self._markers = markers
-        self._call_id = call_id
+        self._name_call = call_id
+        self._is_parallel = is_parallel
         self._decoder = TextDecoder(markers.table)
         self._phase = _Phase.START
         self._visible = VisibleText(stops)
         self._thoughts = VisibleText()
-        self._raw = ""
+        self._draft: list[str] = []
+        self._call = JsonCall()
+        self._call_id = ""
+        self._arguments: list[str] = []
         self._shown: list[str] = []
         self._reasoned: list[str] = []
         self._calls: list[Call] = []
+        self._is_ended_early = False
+        self._forced = [piece for token in forced for piece in self._read(token)]
 
     @property
     def is_stopped(self) -> bool:
+        """A stop id, a stop string or the only call that was wanted."""
         return self._phase is _Phase.DONE or self._visible.is_stopped
+
+    @property
+    def is_ended_early(self) -> bool:
+        return self._is_ended_early or self._visible.is_stopped
 
     @property
     def is_stop_string(self) -> bool:
         """Its text came to a stop string: the engine does not know, and must be stopped."""
         return self._visible.is_stopped
+
+    @property
+    def stop_string(self) -> str:
+        """The stop string that its text came to, or ""."""
+        return self._visible.stop
 
     def message(self) -> Message:
         """What the client got so far."""
@@ -92,27 +113,39 @@ class AnswerParser:
     def ending(self, *, is_cut: bool) -> Ending:
         if is_cut:
             return Ending.LENGTH
-        return Ending.CALLS if self._calls else Ending.STOP
+        if self._calls:
+            return Ending.CALLS
+        return Ending.STOP_STRING if self.stop_string else Ending.STOP
 
     def feed(self, token: int) -> list[Piece]:
         if self.is_stopped:
-            return []
+            return self._take_forced()
         if token in self._markers.stops:
             return self.finish()
+        return self._take_forced() + self._read(token)
+
+    def finish(self) -> list[Piece]:
+        """No more ids: everything held back comes out."""
+        return self._take_forced() + self._end()
+
+    def _take_forced(self) -> list[Piece]:
+        pieces, self._forced = self._forced, []
+        return pieces
+
+    def _read(self, token: int) -> list[Piece]:
         match self._phase:
             case _Phase.START:
                 return self._start(token)
             case _Phase.REASONING:
                 return self._reason(token)
             case _Phase.MAYBE_CALL:
-                return self._draft(token)
+                return self._draft_call(token)
             case _Phase.TEXT | _Phase.AFTER_CALL:
                 return self._write(token)
             case _:
                 return self._collect(token)
 
-    def finish(self) -> list[Piece]:
-        """No more ids: everything held back comes out."""
+    def _end(self) -> list[Piece]:
         rest = self._decoder.flush()
         phase, self._phase = self._phase, _Phase.DONE
         match phase:
@@ -144,19 +177,18 @@ class AnswerParser:
             return self._end_reasoning()
         if token == self._markers.call:
             pieces = self._thought(self._decoder.flush())
-            self._raw = ""
             self._phase = _Phase.MAYBE_CALL
             return pieces
         if token == self._markers.think:
             return []
         return self._thought(self._decoder.feed(token))
 
-    def _draft(self, token: int) -> list[Piece]:
+    def _draft_call(self, token: int) -> list[Piece]:
         if token == self._markers.think_end:
-            drafted = "<tool_call>" + self._raw
-            self._raw = ""
+            drafted = "<tool_call>" + "".join([*self._draft, self._decoder.flush()])
+            self._draft = []
             return self._thought(drafted) + self._end_reasoning()
-        self._raw += self._decoder.feed(token)
+        self._draft.append(self._decoder.feed(token))
         return []
 
     def _end_reasoning(self) -> list[Piece]:
@@ -167,37 +199,53 @@ class AnswerParser:
         if token == self._markers.call:
             is_first = self._phase is not _Phase.AFTER_CALL
             rest = self._decoder.flush()
-            self._phase, self._raw = _Phase.CALL, ""
+            self._phase, self._call = _Phase.CALL, JsonCall()
             return self._text(rest, is_end=True) if is_first else []
         text = self._decoder.feed(token)
         return [] if self._phase is _Phase.AFTER_CALL else self._text(text)
 
     def _collect(self, token: int) -> list[Piece]:
-        if token == self._markers.call_end:
-            self._phase = _Phase.AFTER_CALL
-            return self._close_call(self._decoder.flush(), is_whole=True)
-        self._raw += self._decoder.feed(token)
-        return []
+        if token != self._markers.call_end:
+            return self._write_call(self._call.feed(self._decoder.feed(token)))
+        self._phase = _Phase.AFTER_CALL
+        pieces = self._close_call(self._decoder.flush(), is_whole=True)
+        if self._calls and not self._is_parallel:
+            self._phase, self._is_ended_early = _Phase.DONE, True
+        return pieces
+
+    def _write_call(self, arguments: str) -> list[Piece]:
+        """`arguments` are the next part of the open call's."""
+        pieces: list[Piece] = []
+        index = len(self._calls)
+        if self._call.is_begun and not self._call_id:
+            self._call_id = self._name_call(index)
+            pieces.append(CallStart(index=index, call_id=self._call_id, name=self._call.name))
+        if arguments:
+            self._arguments.append(arguments)
+            pieces.append(CallPiece(index=index, text=arguments))
+        return pieces
 
     def _close_call(self, rest: str, *, is_whole: bool) -> list[Piece]:
-        raw, self._raw = self._raw + rest, ""
-        read = read_call(raw.strip()) if is_whole else None
-        name = _NAME.search(raw) if read is None else None
-        if name is not None:
-            read = (name.group(1), raw.strip())
-        if read is None:
-            return self._show("<tool_call>" + raw + ("</tool_call>" if is_whole else ""))
-        call = Call(call_id=self._call_id(len(self._calls)), name=read[0], arguments=read[1])
+        pieces = self._write_call(self._call.feed(rest))
+        pieces += self._write_call(self._call.close())
+        if not self._call.name:
+            end = "</tool_call>" if is_whole else ""
+            return self._show("<tool_call>" + "".join(self._call.raw) + end)
+        call = Call(call_id=self._call_id, name=self._call.name, arguments="".join(self._arguments))
+        pieces.append(CallEnd(index=len(self._calls), call=call))
         self._calls.append(call)
-        return [CallPiece(index=len(self._calls) - 1, call=call)]
+        self._call_id, self._arguments = "", []
+        return pieces
 
     def _drafted_calls(self, rest: str) -> list[Piece]:
         """Reasoning that only a call ended: what followed was the answer after all."""
         pieces: list[Piece] = []
-        blocks = (self._raw + rest).split("<tool_call>")
-        for block in blocks:
-            self._raw, end, _ = block.partition("</tool_call>")
-            pieces += self._close_call("", is_whole=bool(end))
+        for block in "".join([*self._draft, rest]).split("<tool_call>"):
+            text, end, _ = block.partition("</tool_call>")
+            self._call = JsonCall()
+            pieces += self._close_call(text, is_whole=bool(end))
+            if self._calls and not self._is_parallel:
+                break
         return pieces
 
     def _text(self, text: str, *, is_end: bool = False) -> list[Piece]:
@@ -217,37 +265,3 @@ class AnswerParser:
             return []
         self._reasoned.append(shown)
         return [ReasoningPiece(text=shown)]
-
-
-def read_call(raw: str) -> tuple[str, str] | None:
-    """(name, arguments exactly as written) of a whole call; None if it is not one."""
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict):
-        return None
-    name, arguments = value.get("name"), value.get("arguments", {})
-    if not isinstance(name, str) or not name:
-        return None
-    if isinstance(arguments, str):
-        return name, arguments
-    return name, _member(raw, "arguments") or json.dumps(arguments, ensure_ascii=False)
-
-
-def _member(raw: str, wanted: str) -> str | None:
-    """The source text of a member of the valid JSON object `raw`; the last one counts."""
-    decoder: Any = json.JSONDecoder()
-    blank = re.compile(r"[\s,]*")
-    found, at = None, raw.index("{") + 1
-    while (at := _after(blank, raw, at)) < len(raw) and raw[at] != "}":
-        key, at = decoder.raw_decode(raw, at)
-        start = _after(blank, raw, _after(blank, raw, at) + 1)
-        _, at = decoder.raw_decode(raw, start)
-        found = raw[start:at] if key == wanted else found
-    return found
-
-
-def _after(blank: re.Pattern[str], raw: str, at: int) -> int:
-    match = blank.match(raw, at)
-    return match.end() if match else at

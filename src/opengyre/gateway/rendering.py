@@ -5,6 +5,7 @@ and `transformers` (its import would dominate the start). Invariants: a sampled 
 encoded again; an unknown family is refused at start.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -54,8 +55,11 @@ class TokenizerAdapter:
 class ModelRenderer:
     """One model's chat format. `stop_ids` end an answer."""
 
-    def __init__(self, renderer: Qwen3Renderer, markers: Markers) -> None:
+    def __init__(
+        self, renderer: Qwen3Renderer, markers: Markers, adapter: TokenizerAdapter
+    ) -> None:
         self._renderer = renderer
+        self._adapter = adapter
         self._markers = markers
         self.stop_ids: list[int] = sorted(markers.stops)
 
@@ -77,8 +81,29 @@ class ModelRenderer:
         )
         return None if bridged is None else bridged.token_ids
 
-    def parser(self, *, stops: tuple[str, ...], call_id: Callable[[int], str]) -> AnswerParser:
-        return AnswerParser(self._markers, stops=stops, call_id=call_id)
+    def parser(
+        self,
+        *,
+        stops: tuple[str, ...],
+        call_id: Callable[[int], str],
+        is_parallel: bool = True,
+        forced: Sequence[int] = (),
+    ) -> AnswerParser:
+        return AnswerParser(
+            self._markers, stops=stops, call_id=call_id, is_parallel=is_parallel, forced=forced
+        )
+
+    def forced_prefix(self, tool_name: str | None) -> list[int] | None:
+        """Ids that, after a prompt, begin a call: of any tool, or of the one named.
+
+        They belong to the prompt; the parser of the answer is told of them. None: the format
+        cannot be forced.
+        """
+        ids = [self._markers.call]
+        if tool_name is not None:
+            name = json.dumps(tool_name, ensure_ascii=False)
+            ids += self._adapter.encode(f'\n{{"name": {name}, "arguments":')
+        return ids
 
 
 def load_renderer(folder: Path) -> ModelRenderer:
@@ -124,7 +149,7 @@ def _qwen3(tokenizer: Tokenizer, folder: Path) -> ModelRenderer:
         stops=frozenset(renderer.get_stop_token_ids()),
         table=token_bytes(tokenizer),
     )
-    return ModelRenderer(renderer, markers)
+    return ModelRenderer(renderer, markers, adapter)
 
 
 _FAMILIES: dict[str, Callable[[Tokenizer, Path], ModelRenderer]] = {

@@ -8,24 +8,28 @@ the stripped text up to the first stop string.
 class VisibleText:
     """Holds back blanks that may be the end, and what may begin a stop string."""
 
-    __slots__ = ("_has_begun", "_held", "_stops", "is_stopped")
+    __slots__ = ("_has_begun", "_held", "_stops", "stop")
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
         self._stops = stops
         self._held = ""
         self._has_begun = False
-        self.is_stopped = False
+        self.stop = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        return bool(self.stop)
 
     def feed(self, text: str) -> str:
         """The increment that may be shown now."""
         if self.is_stopped or not text:
             return ""
         held = self._held + text
-        hits = [at for stop in self._stops if (at := held.find(stop)) >= 0]
+        hits = [(at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
         if hits:
-            self.is_stopped = True
+            at, self.stop = min(hits)
             self._held = ""
-            return self._begin(held[: min(hits)].rstrip())
+            return self._begin(held[:at].rstrip())
         cut = len(held) - self._num_maybe_stop(held)
         shown = held[:cut].rstrip()
         self._held = held[len(shown) :]
