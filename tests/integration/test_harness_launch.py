@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from opengyre.harness.profiles import Command, GyreAgent, stage_agent
+from opengyre.config.harness_profile import load_profile
+from opengyre.harness.profiles import Staged, open_harness, stage_agent
 from opengyre.harness.selftest import open_sandbox
 from opengyre.seams.harness import Ending, Harness, HarnessJob, LaunchResult, Limits
 
+SETTINGS = {"max_turns": "8", "max_new_tokens": "200", "context_tokens": "0"}
 CALL = {"command": "echo $((40 + 2)) > out; cat out; ls /root; touch /etc/planted"}
 
 
@@ -88,8 +90,11 @@ def test_the_bundled_agent_works_inside_its_workspace_and_nowhere_else(
     async def launched() -> LaunchResult:
         async with open_sandbox(work_root, read_only_paths=[program]) as here:
             report = here.report
-            agent: Harness = GyreAgent(
-                program=program, python=report.python, python_paths=report.python_paths
+            staged = Staged(
+                python=report.python, python_paths=report.python_paths, gyre_agent=program
+            )
+            agent: Harness = open_harness(
+                load_profile("gyre-agent"), None, staged=staged, settings=SETTINGS
             )
             spec = agent.prepare(job_in(work_root, model.server_port))
             return await here.sandbox.run(spec)
@@ -111,7 +116,15 @@ def test_a_command_gets_its_endpoint_and_instruction(
 
     async def launched() -> LaunchResult:
         async with open_sandbox(work_root) as here:
-            command = Command(argv=("/bin/sh", "-c", script))
+            nothing = Path("/nonexistent")
+            staged = Staged(python=nothing, python_paths=(nothing,), gyre_agent=nothing)
+            command = open_harness(
+                load_profile("command"),
+                None,
+                staged=staged,
+                settings=SETTINGS,
+                command=("/bin/sh", "-c", script),
+            )
             return await here.sandbox.run(command.prepare(job_in(work_root, model.server_port)))
 
     result = asyncio.run(launched())

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from opengyre.config.harness_profile import load_profile
 from opengyre.config.root import RunConfig
 from opengyre.control.commands import Checkpoint, Freeze, OpenDoor, Plan
 from opengyre.control.config import EngineSpec, SchedulerConfig
@@ -419,6 +420,8 @@ class SeededWorld:
                 train=tasks,
                 evaluation=tasks if self.shape.num_eval else None,
                 scheduler=self.shape.scheduler(),
+                profile=load_profile("gyre-agent"),
+                program=None,
                 warnings=(),
             ),
             folder=folder,

@@ -10,6 +10,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
 
+PROFILES = Path(__file__).with_name("profiles")
+SHIPPED_HARNESSES = tuple(sorted(path.stem for path in PROFILES.glob("*.toml")))
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -56,6 +58,17 @@ def _resolve_callable(name: str, info: ValidationInfo) -> str:
     return f"{_resolve(Path(target), info)}:{function}"
 
 
+def _resolve_harness(name: str, info: ValidationInfo) -> str:
+    """A shipped profile's name stays as it is; the path of a profile file becomes absolute."""
+    if name.endswith(".toml"):
+        return str(_resolve(Path(name), info))
+    if name not in SHIPPED_HARNESSES:
+        known = ", ".join(SHIPPED_HARNESSES)
+        raise ValueError(f"expected one of {known}, or the path of a .toml file")
+    return name
+
+
 ConfigPath = Annotated[Path, AfterValidator(_resolve)]
 ModelPath = Annotated[str, AfterValidator(_resolve_model)]
 CallablePath = Annotated[str, AfterValidator(_resolve_callable)]
+HarnessName = Annotated[str, AfterValidator(_resolve_harness)]

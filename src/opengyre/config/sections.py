@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from opengyre.config.base import CallablePath, ConfigPath, ModelPath, Section
+from opengyre.config.base import CallablePath, ConfigPath, HarnessName, ModelPath, Section
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -85,8 +85,12 @@ class HarnessLimits(Section):
 class HarnessConfig(Section):
     """`[harness]`: the agent program."""
 
-    profile: Literal["gyre-agent", "command"] = Field(
-        default="gyre-agent", description="the bundled agent, or the program named by command"
+    profile: HarnessName = Field(
+        default="gyre-agent",
+        description="a shipped profile (see `gyre harness list`), or the path of a .toml file",
+    )
+    program: ConfigPath | None = Field(
+        default=None, description="the profile's program; left out: .harnesses, then the PATH"
     )
     command: tuple[str, ...] = Field(
         default=(),

@@ -1,24 +1,28 @@
-"""How each agent program is started: its arguments, its environment, where its text lies.
+"""From a profile and a job to a launch: arguments, environment, files.
 
-Owns argv and env of the profiles. Must not know the sandbox or what the agent does.
-Invariants: the key travels in the environment unless the user's own command asks for it; the
-program sees only the instruction, its endpoint and its folders.
+Owns: filling in templates, and the launch's home. Must not know: the sandbox or what the agent
+does. Invariants: the key travels in the environment or in a file of mode 600 unless the user's own
+command asks for it; the program sees only the instruction, its endpoint and its folders; values
+are filled in once, so nothing in an instruction is ever a placeholder.
 """
 
-import re
+import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from opengyre.config.harness_profile import PLACEHOLDER, HarnessProfile, template_problem
+from opengyre.harness.programs import Program
+from opengyre.harness.sandbox import PROGRAM_PATH
 from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import HarnessJob, LaunchSpec
 
 GYRE_AGENT = Path(__file__).with_name("gyre_agent.py").resolve()
 INSTRUCTION_FILE = "instruction.md"
+HOME_FOLDER = "home"
 DEFAULT_PORTS = {"http": 80, "https": 443}
-PLACEHOLDERS = ("instruction", "instruction_file", "base_url", "api_key", "model", "workspace")
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def stage_agent(folder: Path) -> Path:
@@ -31,91 +35,122 @@ def stage_agent(folder: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GyreAgent:
-    """The bundled agent at `program`, run by `python`, which needs `python_paths` readable;
-    `arguments` are added to its command line."""
+class ProfileHarness:
+    """Launches what `profile` describes. `values` fill its templates beside those of a job;
+    `argv` stands for the profile's if it is not empty."""
 
-    program: Path
-    python: Path
-    python_paths: tuple[Path, ...] = ()
-    arguments: tuple[str, ...] = ()
-    name: str = "gyre-agent"
+    profile: HarnessProfile
+    values: Mapping[str, str]
+    argv: tuple[str, ...] = ()
+    bins: tuple[Path, ...] = ()
+    read_only_paths: tuple[Path, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.profile.name
 
     def prepare(self, job: HarnessJob) -> LaunchSpec:
-        instruction = _write_instruction(job)
-        argv = (
-            *(str(self.python), "-I", "-S", str(self.program)),
-            *("--instruction-file", instruction),
-            *self.arguments,
+        home = job.private_tmp / HOME_FOLDER
+        home.mkdir()
+        values = {**self.values, **_job_values(job, home)}
+        launch = self.profile.launch
+        for file in launch.files:
+            _write_private(home / file.path, _fill(file.text, values))
+        endpoint = urlsplit(job.base_url)
+        return LaunchSpec(
+            execution=job.execution,
+            argv=tuple(_fill(part, values) for part in self.argv or launch.argv),
+            workspace=job.workspace,
+            private_tmp=job.private_tmp,
+            env={
+                "HOME": str(home),
+                "PATH": ":".join((*map(str, self.bins), PROGRAM_PATH)),
+                "OPENAI_BASE_URL": job.base_url,
+                "OPENAI_API_KEY": job.api_key,
+                "OPENAI_MODEL": job.model,
+                **{name: _fill(value, values) for name, value in launch.env.items()},
+            },
+            read_only_paths=self.read_only_paths,
+            gateway_port=endpoint.port or DEFAULT_PORTS.get(endpoint.scheme),
+            limits=job.limits,
         )
-        return _spec(job, argv, read_only_paths=(self.program, *self.python_paths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """Any program. `argv` may hold {instruction} {instruction_file} {base_url} {api_key} {model}
-    {workspace}; other braces stay as they are. `env` is added to the OPENAI_* variables."""
+class Staged:
+    """What the machine gives to every launch: a Python with what it needs readable, and the
+    bundled agent."""
 
-    argv: tuple[str, ...]
-    env: tuple[tuple[str, str], ...] = ()
-    read_only_paths: tuple[Path, ...] = ()
-    name: str = "command"
+    python: Path
+    python_paths: tuple[Path, ...]
+    gyre_agent: Path
 
-    def prepare(self, job: HarnessJob) -> LaunchSpec:
-        values = {
-            "instruction": job.instruction,
-            "instruction_file": _write_instruction(job),
-            "base_url": job.base_url,
-            "api_key": job.api_key,
-            "model": job.model,
-            "workspace": str(job.workspace),
-        }
-        argv = tuple(_fill(part, values) for part in self.argv)
-        env = {name: _fill(value, values) for name, value in self.env}
-        return _spec(job, argv, read_only_paths=self.read_only_paths, env=env)
+
+def open_harness(
+    profile: HarnessProfile,
+    program: Program | None,
+    *,
+    staged: Staged,
+    settings: Mapping[str, str],
+    command: tuple[str, ...] = (),
+) -> ProfileHarness:
+    """A harness from its parts; `settings` are the config's values for templates, `command` the
+    user's own command line (checked by `check_command`)."""
+    values = {
+        **settings,
+        "python": str(staged.python),
+        "gyre_agent": str(staged.gyre_agent),
+        "program": "" if program is None else str(program.path),
+    }
+    return ProfileHarness(
+        profile=profile,
+        values=values,
+        argv=command,
+        bins=() if program is None else program.bins,
+        read_only_paths=(
+            *(() if program is None else program.read_only_paths),
+            *_readable(staged, (*profile.launch.argv, *command)),
+        ),
+    )
 
 
 def check_command(argv: tuple[str, ...]) -> None:
     """Raises ConfigError for a command that could not be filled in."""
     if not argv or not argv[0]:
-        raise ConfigError("harness.argv is empty: expected a program and its arguments")
+        raise ConfigError("harness.command is empty: expected a program and its arguments")
     for part in argv:
-        for name in _PLACEHOLDER.findall(part):
-            if name not in PLACEHOLDERS:
-                known = ", ".join(f"{{{known}}}" for known in PLACEHOLDERS)
-                raise ConfigError(f"harness.argv names {{{name}}}: expected one of {known}")
+        if problem := template_problem(part):
+            raise ConfigError(f"harness.command {problem}")
 
 
-def _fill(part: str, values: dict[str, str]) -> str:
-    return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), part)
+def _readable(staged: Staged, argv: tuple[str, ...]) -> tuple[Path, ...]:
+    """Only what the command line names."""
+    text = " ".join(argv)
+    python_paths = staged.python_paths if "{python}" in text else ()
+    return (*((staged.gyre_agent,) if "{gyre_agent}" in text else ()), *python_paths)
 
 
-def _write_instruction(job: HarnessJob) -> str:
-    path = job.private_tmp / INSTRUCTION_FILE
-    path.write_text(job.instruction)
-    return str(path)
+def _job_values(job: HarnessJob, home: Path) -> dict[str, str]:
+    instruction_file = job.private_tmp / INSTRUCTION_FILE
+    instruction_file.write_text(job.instruction)
+    return {
+        "instruction": job.instruction,
+        "instruction_file": str(instruction_file),
+        "base_url": job.base_url,
+        "base_url_root": job.base_url.removesuffix("/v1"),
+        "api_key": job.api_key,
+        "model": job.model,
+        "workspace": str(job.workspace),
+        "home": str(home),
+    }
 
 
-def _spec(
-    job: HarnessJob,
-    argv: tuple[str, ...],
-    *,
-    read_only_paths: tuple[Path, ...],
-    env: dict[str, str] | None = None,
-) -> LaunchSpec:
-    endpoint = urlsplit(job.base_url)
-    return LaunchSpec(
-        execution=job.execution,
-        argv=argv,
-        workspace=job.workspace,
-        private_tmp=job.private_tmp,
-        env={
-            "OPENAI_BASE_URL": job.base_url,
-            "OPENAI_API_KEY": job.api_key,
-            "OPENAI_MODEL": job.model,
-            **(env or {}),
-        },
-        read_only_paths=read_only_paths,
-        gateway_port=endpoint.port or DEFAULT_PORTS.get(endpoint.scheme),
-        limits=job.limits,
-    )
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)

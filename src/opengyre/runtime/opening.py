@@ -91,8 +91,9 @@ async def open_run(
     async with contextlib.AsyncExitStack() as stack:
         sockets, planes, work = stack.enter_context(meeting_places())
         program = stage_agent(work / "agent")
+        readable = (program, *(() if prepared.program is None else prepared.program.all_paths))
         sandbox = await stack.enter_async_context(
-            open_sandbox(work, read_only_paths=(program,), is_unsafe_allowed=is_unsafe_allowed)
+            open_sandbox(work, read_only_paths=readable, is_unsafe_allowed=is_unsafe_allowed)
         )
         folder = stack.enter_context(new_run_folder(folder_path, config))
         stack.enter_context(logging_to(folder.logs / "controller.log"))

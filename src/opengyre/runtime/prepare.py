@@ -11,11 +11,12 @@ from httpx import HTTPError
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
+from opengyre.config.harness_profile import HarnessProfile, load_profile
 from opengyre.config.root import RunConfig, config_warnings
 from opengyre.control.config import EngineSpec, Overdue, PolicyName, SchedulerConfig
 from opengyre.control.ids import cell_engine_id, standalone_engine_id
-from opengyre.harness.profiles import Command, GyreAgent, check_command
-from opengyre.harness.selftest import SandboxReport
+from opengyre.harness.profiles import Staged, check_command, open_harness
+from opengyre.harness.programs import Program, find_program
 from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import Harness, Limits
 from opengyre.tasks.source import SampledTasks, open_source, refuse_overlap
@@ -32,6 +33,8 @@ class Prepared:
     train: SampledTasks
     evaluation: SampledTasks | None
     scheduler: SchedulerConfig
+    profile: HarnessProfile
+    program: Program | None
     warnings: tuple[str, ...]
 
 
@@ -39,6 +42,8 @@ def prepare(config: RunConfig) -> Prepared:
     """Read and check the input. Raises ConfigError."""
     if config.harness.profile == "command":
         check_command(config.harness.command)
+    profile = load_profile(config.harness.profile)
+    program = find_program(profile, config.harness.program)
     folder = model_folder(config.model.path)
     config = config.model_copy(
         update={"model": config.model.model_copy(update={"path": str(folder)})}
@@ -55,6 +60,8 @@ def prepare(config: RunConfig) -> Prepared:
         train=train,
         evaluation=evaluation,
         scheduler=scheduler_config(config, 0 if evaluation is None else evaluation.num_tasks),
+        profile=profile,
+        program=program,
         warnings=tuple(config_warnings(config)),
     )
 
@@ -126,21 +133,20 @@ def scheduler_config(config: RunConfig, num_eval: int) -> SchedulerConfig:
     )
 
 
-def harness_of(config: RunConfig, sandbox: SandboxReport, program: Path) -> Harness:
-    """The agent program of the config; `program` is the staged bundled agent, run by the
-    interpreter the sandbox found."""
-    if config.harness.profile == "command":
-        return Command(argv=config.harness.command)
-    arguments = {
-        "--max-turns": config.harness.max_turns,
-        "--max-output-tokens": config.sampling.max_new_tokens,
-        "--context-tokens": config.sampling.context_tokens,
+def harness_of(prepared: Prepared, staged: Staged) -> Harness:
+    """The agent program of the config, as this machine starts it."""
+    config = prepared.config
+    settings = {
+        "max_turns": config.harness.max_turns,
+        "max_new_tokens": config.sampling.max_new_tokens,
+        "context_tokens": config.sampling.context_tokens,
     }
-    return GyreAgent(
-        program=program,
-        python=sandbox.python,
-        python_paths=sandbox.python_paths,
-        arguments=tuple(str(part) for pair in arguments.items() for part in pair),
+    return open_harness(
+        prepared.profile,
+        prepared.program,
+        staged=staged,
+        settings={name: str(value) for name, value in settings.items()},
+        command=config.harness.command,
     )
 
 

@@ -19,6 +19,7 @@ from opengyre.config.load import resolved_json
 from opengyre.config.root import RunConfig
 from opengyre.control.facts import StopRequested
 from opengyre.control.scheduler import Scheduler
+from opengyre.harness.profiles import Staged
 from opengyre.runtime import messages as m
 from opengyre.runtime.apply import Applier, ApplierParts
 from opengyre.runtime.book import Book
@@ -205,9 +206,14 @@ class Run:
     def _execution_parts(self, base_url: str) -> ExecutionParts:
         config, sandbox = self.opened.config, self.opened.sandbox
         limits = limits_of(config)
+        staged = Staged(
+            python=sandbox.report.python,
+            python_paths=sandbox.report.python_paths,
+            gyre_agent=self.opened.program,
+        )
         return ExecutionParts(
             sandbox=sandbox.sandbox,
-            harness=harness_of(config, sandbox.report, self.opened.program),
+            harness=harness_of(self.opened.prepared, staged),
             grader=ScriptGrader(run=sandbox.sandbox.run, limits=limits),
             limits=limits,
             base_url=base_url,

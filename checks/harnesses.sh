@@ -1,0 +1,56 @@
+#!/bin/sh
+# Installs the real agent programs of tests/harness into .harnesses, or says in one line why it
+# cannot. What is there in the wanted version is kept. Tests read `.harnesses/missing` and are
+# skipped with its words, unless CI=true.
+set -eu
+
+root=${1:-.harnesses}
+python=${2:-.venv/bin/python}
+npm_packages="@anthropic-ai/claude-code@2.1.220 @openai/codex@0.171.0 @qwen-code/qwen-code@0.15.10"
+mini_package="mini-swe-agent==2.4.6"
+missing=$root/missing
+log=$root/install.log
+
+is_there() {
+    [ "$(cat "$1/.installed" 2>/dev/null)" = "$2" ]
+}
+
+# Says why, keeps the words for the tests, and goes on with the other programs.
+lacks() {
+    echo "make: $1" | tee -a "$missing" >&2
+}
+
+install_node() {
+    if ! command -v npm >/dev/null; then
+        lacks "claude, codex and qwen need npm (Node 20 or newer): it is not on the PATH"
+        return
+    fi
+    echo "Installing $npm_packages into $root/node"
+    mkdir -p "$root/node"
+    # shellcheck disable=SC2086
+    if npm install --prefix "$root/node" --no-audit --no-fund --no-update-notifier \
+        --save-exact $npm_packages >"$log" 2>&1; then
+        echo "$npm_packages" >"$root/node/.installed"
+    else
+        lacks "npm could not install claude, codex and qwen: $(tail -n 1 "$log")"
+    fi
+}
+
+install_mini() {
+    echo "Installing $mini_package into $root/mini"
+    if "$python" -m venv --clear "$root/mini" >"$log" 2>&1 &&
+        "$root/mini/bin/python" -m pip --disable-pip-version-check --quiet \
+            install "$mini_package" >"$log" 2>&1; then
+        echo "$mini_package" >"$root/mini/.installed"
+    else
+        lacks "pip could not install mini-swe-agent: $(tail -n 1 "$log")"
+    fi
+}
+
+mkdir -p "$root"
+rm -f "$missing"
+is_there "$root/node" "$npm_packages" || install_node
+is_there "$root/mini" "$mini_package" || install_mini
+if [ -f "$missing" ] && [ "${CI:-}" = true ]; then
+    exit 2
+fi
