@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import openai
@@ -93,7 +94,7 @@ class Rig:
 
 @asynccontextmanager
 async def open_rig(
-    engines: dict[str, Engine], *, max_context_tokens: int = 4096, **settings: float
+    engines: dict[str, Engine], *, max_context_tokens: int = 4096, **settings: Any
 ) -> AsyncIterator[Rig]:
     recorder = MemoryRecorder()
     told: list[TurnRecord] = []

@@ -213,10 +213,9 @@ def test_defaults_apply_only_where_the_client_is_silent() -> None:
             def caps(self) -> Any:
                 return self.inner.caps()
 
-        async with open_rig({"s0": Watched()}) as rig:
-            defaults = SamplingDefaults(temperature=0.5, top_p=0.9, top_k=7, max_new_tokens=5)
-            rig.gateway.open_session("e000002", "key-1", "s0", seed=3, defaults=defaults)
-            path = "/e000002/v1/chat/completions"
+        defaults = SamplingDefaults(temperature=0.5, top_p=0.9, top_k=7, max_new_tokens=5)
+        async with open_rig({"s0": Watched()}, defaults=defaults) as rig:
+            path = "/e000001/v1/chat/completions"
             await post(rig, path)
             await post(rig, path, temperature=0, top_p=1, top_k=2, max_completion_tokens=9)
             values = [(r.temperature, r.top_p, r.top_k, r.max_new_tokens) for r in seen]

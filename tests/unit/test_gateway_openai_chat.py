@@ -9,7 +9,10 @@ from opengyre.gateway.dialects.openai_chat import ChatAnswer, error_json, parse
 from opengyre.gateway.request import (
     Answer,
     Call,
+    CallEnd,
     CallPiece,
+    CallStart,
+    ChoiceMode,
     Ending,
     Message,
     ReasoningPiece,
@@ -17,6 +20,7 @@ from opengyre.gateway.request import (
     RefusalKind,
     Role,
     TextPiece,
+    TokenLogprob,
     Usage,
 )
 
@@ -39,8 +43,16 @@ def events(data: bytes) -> list[Any]:
 
 def test_a_stream_is_role_deltas_one_finish_reason_usage_and_done() -> None:
     answer = form(stream=True, stream_options={"include_usage": True})
-    pieces = [ReasoningPiece(text="r"), TextPiece(text="t"), CallPiece(index=0, call=CALL)]
-    data = answer.opening() + answer.delta(pieces) + answer.closing(Ending.CALLS, USAGE)
+    pieces = [
+        ReasoningPiece(text="r"),
+        TextPiece(text="t"),
+        CallStart(index=0, call_id="call_1", name="bash"),
+        CallPiece(index=0, text='{"a":'),
+        CallPiece(index=0, text=" 1}"),
+        CallEnd(index=0, call=CALL),
+    ]
+    ended = Answer(message=Message(role=Role.ASSISTANT), ending=Ending.CALLS, usage=USAGE)
+    data = answer.opening(7) + answer.delta(pieces) + answer.closing(ended)
     *chunks, usage, done = events(data)
     assert done == "[DONE]"
     assert {c["object"] for c in [*chunks, usage]} == {"chat.completion.chunk"}
@@ -51,16 +63,47 @@ def test_a_stream_is_role_deltas_one_finish_reason_usage_and_done() -> None:
         {"reasoning_content": "r"},
         {"content": "t"},
         {"tool_calls": [{**opened, "function": {"name": "bash", "arguments": ""}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 1}'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": " 1}"}}]},
         {},
     ]
-    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * 5 + ["tool_calls"]
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * 6 + ["tool_calls"]
     assert all(c["usage"] is None for c in chunks)
     assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], 10)
 
 
 def test_without_the_option_no_event_speaks_of_usage() -> None:
-    assert b"usage" not in form(stream=True).closing(Ending.STOP, USAGE)
+    ended = Answer(message=Message(role=Role.ASSISTANT), ending=Ending.STOP, usage=USAGE)
+    assert b"usage" not in form(stream=True).closing(ended)
+
+
+def test_asked_for_log_probabilities_go_with_the_first_event_of_their_tokens() -> None:
+    told = TokenLogprob(text="t", data=b"t", logprob=-0.5)
+    expected = {"token": "t", "logprob": -0.5, "bytes": [116], "top_logprobs": []}
+    streamed = form(stream=True, logprobs=True).delta([TextPiece(text="t")], [told])
+    (event,) = events(streamed)
+    assert event["choices"][0]["logprobs"]["content"] == [expected]
+    (held,) = events(form(stream=True, logprobs=True).delta([], [told]))
+    assert held["choices"][0]["delta"] == {}
+    message = Message(role=Role.ASSISTANT, text="t")
+    answer = Answer(message=message, ending=Ending.STOP, usage=USAGE, logprobs=(told,))
+    whole = json.loads(form(logprobs=True).whole(answer))
+    assert whole["choices"][0]["logprobs"]["content"] == [expected]
+    assert json.loads(form().whole(answer))["choices"][0]["logprobs"] is None
+
+
+def test_a_demanded_call_names_a_tool_that_is_there() -> None:
+    tool = {"type": "function", "function": {"name": "bash"}}
+    named = {"type": "function", "function": {"name": "bash"}}
+    body = {"messages": [USER], "tools": [tool]}
+    assert parse({**body, "tool_choice": named}).choice.name == "bash"
+    assert parse({**body, "tool_choice": "required"}).choice.mode is ChoiceMode.REQUIRED
+    assert parse({**body, "tool_choice": "none"}).offered_tools == ()
+    other = {"type": "function", "function": {"name": "other"}}
+    for wrong in [{**body, "tool_choice": other}, {"messages": [USER], "tool_choice": "required"}]:
+        with pytest.raises(Refusal) as refused:
+            parse(wrong)
+        assert refused.value.param == "tool_choice"
 
 
 def test_an_unstreamed_answer_has_null_content_beside_calls() -> None:

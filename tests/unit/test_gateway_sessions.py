@@ -11,7 +11,7 @@ from opengyre.gateway.body import digest, restore_body
 from opengyre.gateway.history import is_same_call, is_same_reasoning
 from opengyre.gateway.rendering import load_renderer
 from opengyre.gateway.request import Call, Message, Refusal, Request, Role
-from opengyre.gateway.sessions import Attempt, ForkReason, Node, Session, full_ids
+from opengyre.gateway.sessions import Attempt, ForkReason, Incoming, Node, Session, full_ids
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
 TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
@@ -30,7 +30,11 @@ def call(arguments: str, call_id: str = "call_1") -> Call:
 
 def admit(one: Session, *messages: Message, name: str = "") -> Attempt:
     body = json.dumps([name, *(repr(m) for m in messages)]).encode()
-    return one.admit(Request(model="m", messages=messages), body=body, body_key=digest(name))
+    request = Request(model="m", messages=messages)
+    incoming = Incoming(
+        request=request, raw={}, body=body, key=digest(name), protocol="openai-chat"
+    )
+    return one.admit(incoming, one.place(incoming))
 
 
 def commit(one: Session, attempt: Attempt, message: Message, sampled: str) -> Node:
@@ -46,9 +50,9 @@ def test_an_extension_keeps_every_token_of_its_parent() -> None:
     one = session()
     first = commit(one, admit(one, USER), said("ok"), "  ok\n")
     second = admit(one, USER, said("ok"), replace(USER, text="More."))
-    assert second.parent is first
-    assert second.fork_reason is ForkReason.NONE
-    assert second.prompt_ids[: second.num_kept] == full_ids(first)
+    assert second.place.parent is first
+    assert second.place.fork_reason is ForkReason.NONE
+    assert second.place.prompt_ids[: second.place.num_kept] == full_ids(first)
     assert (second.turn, second.attempt) == ("e1.t2", 0)
 
 
@@ -67,9 +71,11 @@ def test_a_turn_cut_by_its_budget_is_closed_as_context_of_the_next(
     ids = TOKENIZER.encode(sampled, add_special_tokens=False).ids
     cut = one.commit(admit(one, USER), completion_ids=ids, message=message)
     after = admit(one, USER, message, replace(USER, text="Go on."))
-    assert after.parent is cut
-    assert after.num_kept == len(full_ids(cut))
-    new_text = TOKENIZER.decode(after.prompt_ids[after.num_kept :], skip_special_tokens=False)
+    assert after.place.parent is cut
+    assert after.place.num_kept == len(full_ids(cut))
+    new_text = TOKENIZER.decode(
+        after.place.prompt_ids[after.place.num_kept :], skip_special_tokens=False
+    )
     assert "<|im_end|>\n<|im_start|>user\nGo on." in new_text
 
 
@@ -78,8 +84,8 @@ def test_two_branches_may_grow_from_one_turn() -> None:
     first = commit(one, admit(one, USER), said("ok"), "ok")
     left = admit(one, USER, said("ok"), replace(USER, text="left"))
     right = admit(one, USER, said("ok"), replace(USER, text="right"))
-    assert left.parent is right.parent is first
-    assert left.fork_reason is right.fork_reason is ForkReason.NONE
+    assert left.place.parent is right.place.parent is first
+    assert left.place.fork_reason is right.place.fork_reason is ForkReason.NONE
 
 
 def test_rewritten_reasoning_forks_and_dropped_or_trimmed_reasoning_does_not() -> None:
@@ -88,9 +94,9 @@ def test_rewritten_reasoning_forks_and_dropped_or_trimmed_reasoning_does_not() -
     commit(one, admit(one, USER), thought, "<think>\nhm\n\n</think>\n\nok")
     for reasoning in (None, "", "hm", "hm\n"):
         again = admit(one, USER, replace(thought, reasoning=reasoning), USER)
-        assert again.fork_reason is ForkReason.NONE
+        assert again.place.fork_reason is ForkReason.NONE
     other = admit(one, USER, replace(thought, reasoning="other"), USER)
-    assert other.fork_reason is ForkReason.REWRITTEN_REASONING
+    assert other.place.fork_reason is ForkReason.REWRITTEN_REASONING
 
 
 def test_a_fork_restores_our_calls_as_they_were_sampled() -> None:
@@ -102,12 +108,12 @@ def test_a_fork_restores_our_calls_as_they_were_sampled() -> None:
     result = Message(role=Role.TOOL, text="done", call_id="call_1")
     changed_root = replace(USER, text="Do it. (reminder)")
     fork = admit(one, changed_root, replace(message, calls=(rewritten,)), result)
-    assert fork.fork_reason is ForkReason.REWRITTEN_TURN
-    assert CALLED.arguments in TOKENIZER.decode(fork.prompt_ids, skip_special_tokens=False)
-    assert fork.parent is first
+    assert fork.place.fork_reason is ForkReason.REWRITTEN_TURN
+    assert CALLED.arguments in TOKENIZER.decode(fork.place.prompt_ids, skip_special_tokens=False)
+    assert fork.place.parent is first
     attached = admit(one, USER, replace(message, calls=(rewritten,)), result)
-    assert attached.parent is first
-    assert attached.fork_reason is ForkReason.NONE
+    assert attached.place.parent is first
+    assert attached.place.fork_reason is ForkReason.NONE
 
 
 def test_a_retry_needs_an_abandoned_attempt_and_uses_it_up() -> None:
@@ -118,7 +124,7 @@ def test_a_retry_needs_an_abandoned_attempt_and_uses_it_up() -> None:
     one.abandon(first)
     again = admit(one, USER, name="a")
     assert (again.turn, again.attempt) == ("e1.t1", 1)
-    assert again.prompt_ids == first.prompt_ids
+    assert again.place.prompt_ids == first.place.prompt_ids
     assert (admit(one, USER, name="a").turn, one.num_turns) == ("e1.t3", 3)
 
 
@@ -144,13 +150,13 @@ def test_bodies_older_than_the_kept_ones_are_restored_through_their_deltas() -> 
     one = session()
     first = admit(one, USER, name="a")
     commit(one, first, said("zero"), "zero")
-    for k in range(4):
+    for k in range(10):
         attempt = admit(one, replace(USER, text=f"other {k}"), name=f"o{k}")
         commit(one, attempt, said(f"other {k}"), "x")
     late = admit(one, USER, said("zero"), USER, name="late")
-    assert late.parent is not None
-    assert late.parent.turn == first.turn
-    assert restore_body(late.delta, first.body) == late.body
+    assert late.place.parent is not None
+    assert late.place.parent.turn == first.turn
+    assert restore_body(late.place.delta, first.incoming.body) == late.incoming.body
 
 
 def test_meaningless_differences_make_no_other_history() -> None:

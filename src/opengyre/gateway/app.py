@@ -1,13 +1,13 @@
 """The HTTP surface: an allow-list of paths below each execution's own, and its key.
 
 Owns: routes, authentication, error answers. Must not know: tokens, engines. Invariants: nothing
-is told to a caller without the execution's key, not even which executions exist; keys are compared
-in constant time; every refusal has the protocol's shape.
+is told to a caller without the execution's key, not even which executions exist; every refusal
+has the shape of the protocol that was spoken.
 """
 
-import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -15,23 +15,60 @@ from starlette.types import Receive, Scope, Send
 
 from opengyre.gateway.connection import ClientLeft, Connection
 from opengyre.gateway.dialects import openai_chat
-from opengyre.gateway.exchange import refuse
+from opengyre.gateway.dialects.dialect import Dialect
+from opengyre.gateway.dialects.registry import OPENAI_CHAT
+from opengyre.gateway.exchange import answer_json, refuse
 from opengyre.gateway.request import Refusal, RefusalKind
 
-_NO_KEY = "-"
+DEFAULT_EXECUTION = "default"
+
+
+class _Operation(StrEnum):
+    """What is asked, by the end of the path."""
+
+    CHAT = "chat/completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "messages/count_tokens"
+    MODELS = "models"
+    UNKNOWN = ""
+
+
+_DIALECTS: dict[_Operation, Dialect] = {_Operation.CHAT: OPENAI_CHAT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One model call: whose, how it speaks, its connection and the bytes of its body."""
+
+    execution: str
+    dialect: Dialect
+    connection: Connection
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
-    """What the HTTP side needs of the gateway. `keys` by execution, live.
+    """What the HTTP side needs of the gateway.
 
-    `complete(execution, connection, body)` answers one call or raises Refusal.
+    `is_allowed(execution, keys)`: one of the keys sent opens it. `complete` answers one call,
+    `count_tokens` tells the length of its prompt; both may raise Refusal.
     """
 
-    keys: Mapping[str, str]
-    complete: Callable[[str, Connection, bytes], Awaitable[None]]
+    is_allowed: Callable[[str, list[str]], bool]
+    complete: Callable[[Asked], Awaitable[None]]
+    count_tokens: Callable[[Asked], Awaitable[int]]
     model: str
     created_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """A path, read: `/{execution}/any/prefix/v1/{operation}`. `model` with MODELS."""
+
+    execution: str
+    operation: _Operation
+    model: str = ""
 
 
 class _Endpoint:
@@ -40,32 +77,39 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = Connection(scope, receive, send)
+        target = _read_path(scope["path"])
+        dialect = _DIALECTS.get(target.operation) or _spoken(connection)
         try:
-            await self._answer(scope, connection)
+            await self._answer(scope["method"], target, dialect, connection)
         except Refusal as refusal:
-            await refuse(connection, refusal, openai_chat.error_json(refusal))
+            await refuse(connection, refusal, dialect.error_json(refusal))
         except ClientLeft:
             return
 
-    async def _answer(self, scope: Scope, connection: Connection) -> None:
-        execution, _, rest = scope["path"].lstrip("/").partition("/")
-        if not _is_key(connection, self._surface.keys.get(execution)):
+    async def _answer(
+        self, method: str, target: _Target, dialect: Dialect, connection: Connection
+    ) -> None:
+        if method == "HEAD" and target.operation is _Operation.UNKNOWN:
+            raise Refusal("nothing here", kind=RefusalKind.NOT_FOUND)
+        if not self._surface.is_allowed(target.execution, _keys_sent(connection)):
             raise Refusal("unknown execution or wrong API key", kind=RefusalKind.UNAUTHORIZED)
-        match scope["method"], _operation(rest):
-            case "POST", "chat/completions":
-                body = await connection.read_body()
-                await self._surface.complete(execution, connection, body)
-            case "GET" | "HEAD", "models":
-                await self._tell_models(connection)
+        match method, target.operation:
+            case "POST", _Operation.CHAT:
+                await self._surface.complete(await _asked(target, dialect, connection))
+            case "GET" | "HEAD", _Operation.MODELS:
+                await answer_json(connection, self._models(target, dialect))
             case _:
-                raise Refusal(f"no such path: {rest}", kind=RefusalKind.NOT_FOUND)
+                what = f"no such path: {method} {target.operation or 'of this gateway'}"
+                raise Refusal(what, kind=RefusalKind.NOT_FOUND)
 
-    async def _tell_models(self, connection: Connection) -> None:
-        body = openai_chat.models_json(self._surface.model, created_s=self._surface.created_s)
-        headers = {"content-type": "application/json", "content-length": str(len(body))}
-        await connection.begin(200, headers)
-        await connection.write(body)
-        await connection.end()
+    def _models(self, target: _Target, dialect: Dialect) -> bytes:
+        known, created_s = self._surface.model, self._surface.created_s
+        if target.model not in ("", known):
+            raise Refusal(f"no such model: {target.model}", kind=RefusalKind.NOT_FOUND)
+        form = openai_chat
+        if target.model:
+            return form.model_json(known, created_s=created_s)
+        return form.models_json(known, created_s=created_s)
 
 
 def make_app(surface: Surface) -> Starlette:
@@ -73,18 +117,37 @@ def make_app(surface: Surface) -> Starlette:
     return Starlette(routes=[Route("/{path:path}", endpoint=_Endpoint(surface))])
 
 
-def _operation(rest: str) -> str:
-    """The end of the path that names what is asked, after any prefix."""
-    parts = [part for part in rest.split("/") if part]
-    for name in ("chat/completions", "models"):
-        wanted = name.split("/")
-        if parts[-len(wanted) :] == wanted:
-            return name
-    return ""
+async def _asked(target: _Target, dialect: Dialect, connection: Connection) -> Asked:
+    body = await connection.read_body()
+    return Asked(execution=target.execution, dialect=dialect, connection=connection, body=body)
 
 
-def _is_key(connection: Connection, key: str | None) -> bool:
-    scheme, _, sent = connection.header("authorization").partition(" ")
-    sent = sent.strip() if scheme.lower() == "bearer" else connection.header("x-api-key")
-    is_same = hmac.compare_digest(sent.encode(), (key or _NO_KEY).encode())
-    return is_same and key is not None
+def _read_path(path: str) -> _Target:
+    """A path that begins with `v1` or the operation itself is the default execution's."""
+    parts = [part for part in path.split("/") if part]
+    operation, model, num_rest = _operation(parts)
+    before = parts[: len(parts) - num_rest]
+    execution = before[0] if before and before[0] != "v1" else DEFAULT_EXECUTION
+    return _Target(execution=execution, operation=operation, model=model)
+
+
+def _operation(parts: list[str]) -> tuple[_Operation, str, int]:
+    """(operation, model, how many parts of the path they took)."""
+    if parts[-2:-1] == ["models"]:
+        return _Operation.MODELS, parts[-1], 2
+    for operation in _Operation:
+        wanted = operation.split("/") if operation else []
+        if wanted and parts[-len(wanted) :] == wanted:
+            return operation, "", len(wanted)
+    return _Operation.UNKNOWN, "", 0
+
+
+def _spoken(connection: Connection) -> Dialect:
+    """The protocol of a path that belongs to none."""
+    return OPENAI_CHAT
+
+
+def _keys_sent(connection: Connection) -> list[str]:
+    scheme, _, token = connection.header("authorization").partition(" ")
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return [key for key in (bearer, connection.header("x-api-key")) if key]

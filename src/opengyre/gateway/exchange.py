@@ -12,9 +12,17 @@ from dataclasses import dataclass
 
 from opengyre.gateway.connection import ClientLeft, Connection
 from opengyre.gateway.continuation import Generation
-from opengyre.gateway.dialects.openai_chat import ChatAnswer
+from opengyre.gateway.dialects.dialect import AnswerForm
 from opengyre.gateway.output import AnswerParser
-from opengyre.gateway.request import Answer, Piece, Refusal, RefusalKind, Usage
+from opengyre.gateway.request import (
+    Answer,
+    Ending,
+    Piece,
+    Refusal,
+    RefusalKind,
+    TokenLogprob,
+    Usage,
+)
 from opengyre.gateway.routing import NoEngine
 from opengyre.gateway.sessions import Attempt, Session
 from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
@@ -27,29 +35,33 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeParts:
-    """What one exchange is made of. `now_s` is the run's clock."""
+    """What one exchange is made of. `now_s` is the run's clock; `token_bytes` tells a token's
+    bytes."""
 
     session: Session
     attempt: Attempt
-    form: ChatAnswer
+    form: AnswerForm
     generation: Generation
     parser: AnswerParser
     connection: Connection
     now_s: Callable[[], float]
+    token_bytes: Callable[[int], bytes]
     hold_comment_s: float
 
 
 class Exchange:
     def __init__(self, parts: ExchangeParts) -> None:
         self._parts = parts
-        self._is_stream = parts.attempt.request.is_stream
+        self._is_stream = parts.attempt.incoming.request.is_stream
         self._connection = parts.connection
         self._parser = parts.parser
         self._sampled = parts.generation.sampled
         self._form = parts.form
         self._received_s = parts.now_s()
         self._first_token_s = 0.0
+        self._has_logprobs = parts.attempt.incoming.request.has_logprobs
         self._num_fed = 0
+        self._num_told = 0
         self._finish = "error"
         self._is_committed = False
         self._has_given_up = False
@@ -61,7 +73,7 @@ class Exchange:
 
     def is_same_body(self, body_key: bytes) -> bool:
         """True while its answer is not out and another request with this body may be a retry."""
-        return not self._is_committed and self._parts.attempt.body_key == body_key
+        return not self._is_committed and self._parts.attempt.incoming.key == body_key
 
     def yield_to_retry(self, *, is_marked: bool) -> None:
         """Abandoned at once if its client is gone or says that it tries again."""
@@ -98,18 +110,16 @@ class Exchange:
             await self._give_up(error)
             return
         pieces = self._parser.finish()
-        is_cut = self._sampled.is_length and not self._parser.is_stop_string
-        ending = self._parser.ending(is_cut=is_cut)
-        usage = self._usage()
+        answer = self._finished()
         if self._is_stream:
             await self._open_stream()
-            last = self._form.delta(pieces) + self._form.closing(ending, usage)
+            rest = self._form.delta(pieces, answer.logprobs[self._num_told :])
+            last = rest + self._form.closing(answer)
         else:
-            answer = Answer(message=self._parser.message(), ending=ending, usage=usage)
             last = self._form.whole(answer)
             await self._connection.begin(200, _json_headers(last))
         await self._connection.write(last)
-        self._finish = "length" if is_cut else "stop"
+        self._finish = "length" if answer.ending is Ending.LENGTH else "stop"
         self._commit_if_written()
         await self._connection.end()
 
@@ -118,13 +128,20 @@ class Exchange:
             async for ids in chunks:
                 if self._parser.is_stopped:
                     break
-                pieces = self._feed(ids)
-                if pieces and self._is_stream:
-                    await self._open_stream()
-                    await self._connection.write(self._form.delta(pieces))
-                if self._parser.is_stop_string:
+                await self._show(self._feed(ids))
+                if self._parser.is_ended_early:
                     break
         self._sampled.cut(self._num_fed)
+
+    async def _show(self, pieces: list[Piece]) -> None:
+        if not self._is_stream or not (pieces or self._has_logprobs):
+            return
+        logprobs = self._logprobs(self._num_told) if self._has_logprobs else ()
+        self._num_told = self._num_fed
+        event = self._form.delta(pieces, logprobs)
+        if event:
+            await self._open_stream()
+            await self._connection.write(event)
 
     def _feed(self, ids: list[int]) -> list[Piece]:
         if ids and not self._first_token_s:
@@ -140,7 +157,8 @@ class Exchange:
     async def _open_stream(self) -> None:
         if not self._connection.has_begun:
             await self._connection.begin(200, _SSE)
-            await self._connection.write(self._form.opening())
+            num_prompt_tokens = len(self._parts.attempt.place.prompt_ids)
+            await self._connection.write(self._form.opening(num_prompt_tokens))
 
     async def _comment(self) -> None:
         """A comment after each silence, so that nobody between us and the client gives up."""
@@ -173,24 +191,46 @@ class Exchange:
         if not self._is_committed:
             self._parts.session.abandon(self._parts.attempt)
 
+    def _finished(self) -> Answer:
+        is_cut = self._sampled.is_length and not self._parser.is_ended_early
+        return Answer(
+            message=self._parser.message(),
+            ending=self._parser.ending(is_cut=is_cut),
+            usage=self._usage(),
+            stop_string=self._parser.stop_string,
+            logprobs=self._logprobs(0) if self._has_logprobs else (),
+        )
+
+    def _logprobs(self, start: int) -> tuple[TokenLogprob, ...]:
+        """Of the tokens that were fed from number `start` on."""
+        sampled = self._sampled
+        pairs = zip(sampled.ids[start:], sampled.logprobs[start : self._num_fed], strict=False)
+        return tuple(self._logprob(token, logprob) for token, logprob in pairs)
+
+    def _logprob(self, token: int, logprob: float) -> TokenLogprob:
+        data = self._parts.token_bytes(token)
+        return TokenLogprob(text=data.decode(errors="replace"), data=data, logprob=logprob)
+
     def _usage(self) -> Usage:
         return Usage(
-            num_prompt_tokens=len(self._parts.attempt.prompt_ids),
+            num_prompt_tokens=len(self._parts.attempt.place.prompt_ids),
             num_completion_tokens=len(self._sampled.ids),
-            num_reused_tokens=self._parts.attempt.num_kept,
+            num_reused_tokens=self._parts.attempt.place.num_kept,
         )
 
     def record(self) -> TokenRecord:
         attempt, sampled = self._parts.attempt, self._sampled
-        new_ids = attempt.prompt_ids[attempt.num_kept :]
+        place = attempt.place
+        new_ids = place.prompt_ids[place.num_kept :]
         header = TurnRecord(
             turn=attempt.turn,
             execution=self._parts.session.execution,
             attempt=attempt.attempt,
-            parent=attempt.parent.turn if attempt.parent else "",
-            fork_reason=attempt.fork_reason.value,
-            role="main",
-            num_kept_tokens=attempt.num_kept,
+            parent=place.parent.turn if place.parent else "",
+            fork_reason=place.fork_reason.value,
+            role=attempt.incoming.role,
+            protocol=attempt.incoming.protocol,
+            num_kept_tokens=place.num_kept,
             num_new_prompt_tokens=len(new_ids),
             num_completion_tokens=len(sampled.ids),
             spans=list(sampled.spans),
@@ -208,7 +248,7 @@ class Exchange:
             new_prompt_ids=new_ids,
             completion_ids=list(sampled.ids),
             logprobs=list(sampled.logprobs),
-            request_delta=attempt.delta,
+            request_delta=place.delta,
         )
 
 
@@ -216,10 +256,17 @@ def _json_headers(body: bytes) -> dict[str, str]:
     return {"content-type": _JSON, "content-length": str(len(body))}
 
 
+async def answer_json(connection: Connection, body: bytes) -> None:
+    """A whole answer that is no model call."""
+    await connection.begin(200, _json_headers(body))
+    await connection.write(body)
+    await connection.end()
+
+
 async def refuse(connection: Connection, refusal: Refusal, body: bytes) -> None:
     """Answer with `body`, the refusal in its dialect; nothing may have been written yet."""
     headers = _json_headers(body)
-    if refusal.kind is RefusalKind.UNAVAILABLE:
+    if refusal.kind in (RefusalKind.UNAVAILABLE, RefusalKind.TOO_MANY):
         headers["retry-after"] = str(RETRY_AFTER_S)
     if refusal.status in (408, 413):
         headers["connection"] = "close"

@@ -7,31 +7,36 @@ turn of it was told; a closed session's key opens nothing.
 
 import asyncio
 import hashlib
+import hmac
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from opengyre.gateway import body as bodies
-from opengyre.gateway.app import Surface, make_app
-from opengyre.gateway.connection import Connection
+from opengyre.gateway.app import Asked, Surface, make_app
 from opengyre.gateway.continuation import Continued, Generation, GenerationPlan
-from opengyre.gateway.dialects import openai_chat
+from opengyre.gateway.dialects.dialect import AnswerForm
 from opengyre.gateway.exchange import Exchange, ExchangeParts
+from opengyre.gateway.labels import Evidence, LabelRule, role_of
 from opengyre.gateway.recording import RecordQueue
 from opengyre.gateway.rendering import ModelRenderer
 from opengyre.gateway.request import Refusal, RefusalKind, Sampling
+from opengyre.gateway.restoring import restore_session
 from opengyre.gateway.routing import Routing
 from opengyre.gateway.server import bind, serve_gateway
-from opengyre.gateway.sessions import Attempt, Session
+from opengyre.gateway.sessions import Attempt, Incoming, Session
 from opengyre.seams.engine import GenerateRequest, RequestEngine
 from opengyre.seams.recorder import Recorder
-from opengyre.seams.records import TurnRecord
+from opengyre.seams.records import TokenRecord, TurnRecord
 
 MAX_RUNNING_PER_SESSION = 64
 CLOSE_TIMEOUT_S = 30.0
+_OFF_LOOP_BYTES = 65_536
+_NO_KEY = "-"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """`model` is the name that `/v1/models` tells."""
+    """`model` is the name that `/v1/models` tells; `labels` tell the role of a call."""
 
     max_context_tokens: int
     host: str = "127.0.0.1"
@@ -55,16 +60,23 @@ class GatewaySettings:
     hold_max_s: float = 240.0
     model: str = "policy"
     defaults: SamplingDefaults = SamplingDefaults()
+    labels: tuple[LabelRule, ...] = ()
+
+
+def _ignore(execution: str, keys: list[str]) -> None:
+    """Nobody opens sessions on demand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayEvents:
     """Called on the event loop, must not block. `on_hold(execution, started)` tells the first
-    held request of an execution and the end of the last one."""
+    held request of an execution and the end of the last one. `on_unknown(execution, keys)`: a
+    call of no open session came with these keys; it may open one."""
 
     on_turn: Callable[[TurnRecord], None]
     on_hold: Callable[[str, bool], None]
     on_continued: Callable[[Continued], None]
+    on_unknown: Callable[[str, list[str]], None] = _ignore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +92,6 @@ class _Open:
     session: Session
     key: str
     seed: int
-    defaults: SamplingDefaults
     running: dict[Exchange, None] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -105,7 +116,6 @@ class Gateway:
         self._routing = Routing(on_hold=events.on_hold)
         self._engine_tokens = settings.max_context_tokens
         self._open: dict[str, _Open] = {}
-        self._keys: dict[str, str] = {}
         self._stack = AsyncExitStack()
         self.host = settings.host
         self.port = settings.port
@@ -113,8 +123,9 @@ class Gateway:
     async def __aenter__(self) -> Self:
         """Raises ConfigError when the address cannot be had."""
         surface = Surface(
-            keys=self._keys,
+            is_allowed=self._is_allowed,
             complete=self._complete,
+            count_tokens=self._count_tokens,
             model=self._settings.model,
             created_s=int(time.time()),
         )
@@ -151,23 +162,24 @@ class Gateway:
         engine_id: str,
         *,
         seed: int,
-        defaults: SamplingDefaults | None = None,
-        max_context_tokens: int | None = None,
+        first_turn: int = 0,
+        records: Sequence[TokenRecord] = (),
     ) -> None:
-        """From now on `key` opens `/{execution}/`. Raises ValueError if it is open already."""
+        """From now on `key` opens `/{execution}/`. Raises ValueError if it is open already.
+
+        `first_turn`: how many turns earlier launches took. `records` are what is durable of this
+        launch, in the order it was written: the session goes on from there.
+        """
         if execution in self._open:
             raise ValueError(f"{execution} has an open session")
         session = Session(
             execution=execution,
             renderer=self._renderer,
-            max_context_tokens=min(
-                max_context_tokens or self._settings.max_context_tokens, self._engine_tokens
-            ),
+            max_context_tokens=self._engine_tokens,
+            num_turns=first_turn,
         )
-        self._open[execution] = _Open(
-            session=session, key=key, seed=seed, defaults=defaults or self._settings.defaults
-        )
-        self._keys[execution] = key
+        restore_session(session, records)
+        self._open[execution] = _Open(session=session, key=key, seed=seed)
         self._routing.set_routes({execution: engine_id})
 
     async def close_session(self, execution: str) -> SessionCounts:
@@ -175,7 +187,6 @@ class Gateway:
 
         Unknown executions are fine. Raises BoundaryError when records cannot be synced.
         """
-        self._keys.pop(execution, None)
         one = self._open.pop(execution, None)
         if one is None:
             return SessionCounts(num_turns=0, num_cancelled=0)
@@ -231,18 +242,23 @@ class Gateway:
 
     # ---- one call
 
-    async def _complete(self, execution: str, connection: Connection, body: bytes) -> None:
-        raw = bodies.decode_object(body)
-        request = openai_chat.parse(raw)
-        body_key = bodies.digest(raw)
-        await self._settle_retried(execution, connection, body_key)
+    def _is_allowed(self, execution: str, keys: list[str]) -> bool:
+        if execution not in self._open:
+            self._events.on_unknown(execution, keys)
         one = self._open.get(execution)
-        if one is None:
-            raise Refusal("this execution is over", kind=RefusalKind.UNAUTHORIZED)
+        known = (one.key if one else _NO_KEY).encode()
+        is_same = [hmac.compare_digest(key.encode(), known) for key in keys]
+        return one is not None and any(is_same)
+
+    async def _complete(self, asked: Asked) -> None:
+        incoming = await self._read(asked)
+        await self._settle_retried(asked, incoming.key)
+        one = self._session_of(asked)
         if len(one.running) >= MAX_RUNNING_PER_SESSION:
-            raise Refusal("too many requests at once", kind=RefusalKind.UNAVAILABLE, status=429)
-        attempt = one.session.admit(request, body=body, body_key=body_key)
-        exchange = self._exchange(one, attempt, connection)
+            raise Refusal("too many requests at once", kind=RefusalKind.TOO_MANY)
+        place = await _off_loop(incoming.body, lambda: one.session.place(incoming))
+        attempt = self._session_of(asked).session.admit(incoming, place)
+        exchange = self._exchange(one, attempt, asked)
         one.running[exchange] = None
         try:
             await exchange.run()
@@ -251,53 +267,76 @@ class Gateway:
             one.running.pop(exchange, None)
             one.idle.set()
 
-    async def _settle_retried(
-        self, execution: str, connection: Connection, body_key: bytes
-    ) -> None:
+    async def _count_tokens(self, asked: Asked) -> int:
+        incoming = await self._read(asked)
+        session = self._session_of(asked).session
+        place = await _off_loop(incoming.body, lambda: session.place(incoming))
+        return len(place.prompt_ids)
+
+    def _session_of(self, asked: Asked) -> _Open:
+        one = self._open.get(asked.execution)
+        if one is None:
+            raise Refusal("this execution is over", kind=RefusalKind.UNAUTHORIZED)
+        return one
+
+    async def _read(self, asked: Asked) -> Incoming:
+        return await _off_loop(asked.body, lambda: self._parsed(asked))
+
+    def _parsed(self, asked: Asked) -> Incoming:
+        raw = bodies.decode_object(asked.body)
+        request = asked.dialect.parse(raw)
+        evidence = Evidence(header=asked.connection.header, body=raw, request=request)
+        return Incoming(
+            request=request,
+            raw=raw,
+            body=asked.body,
+            key=bodies.digest(raw),
+            protocol=asked.dialect.name,
+            role=role_of(evidence, self._settings.labels),
+        )
+
+    async def _settle_retried(self, asked: Asked, body_key: bytes) -> None:
         """A retry may overtake the news that the client left its earlier attempt."""
-        one = self._open.get(execution)
+        one = self._open.get(asked.execution)
         same = [e for e in one.running if e.is_same_body(body_key)] if one else []
         if same:
             await asyncio.sleep(0)
-        is_marked = connection.header("x-stainless-retry-count") not in ("", "0")
+        is_marked = asked.connection.header("x-stainless-retry-count") not in ("", "0")
         for exchange in same:
             exchange.yield_to_retry(is_marked=is_marked)
 
-    def _exchange(self, one: _Open, attempt: Attempt, connection: Connection) -> Exchange:
-        request = attempt.request
-        name = f"{attempt.turn}.a{attempt.attempt}"
-        plan = GenerationPlan(
-            turn=attempt.turn,
-            attempt=attempt.attempt,
-            request=self._generate_request(one, attempt, name),
-            hold_max_s=self._settings.hold_max_s,
+    def _exchange(self, one: _Open, attempt: Attempt, asked: Asked) -> Exchange:
+        generation = Generation(
+            GenerationPlan(
+                turn=attempt.turn,
+                attempt=attempt.attempt,
+                request=self._generate_request(one, attempt),
+                hold_max_s=self._settings.hold_max_s,
+            ),
+            routing=self._routing,
+            on_continued=self._events.on_continued,
         )
-        generation = Generation(plan, routing=self._routing, on_continued=self._events.on_continued)
-        call_stem = f"call_{name.replace('.', '_')}"
         parts = ExchangeParts(
             session=one.session,
             attempt=attempt,
-            form=openai_chat.ChatAnswer(
-                request, answer_id=f"chatcmpl-{name}", created_s=int(time.time())
-            ),
+            form=_form(attempt, asked),
             generation=generation,
-            parser=self._renderer.parser(
-                stops=request.sampling.stop, call_id=lambda index: f"{call_stem}_{index}"
-            ),
-            connection=connection,
+            parser=one.session.parser(attempt),
+            connection=asked.connection,
             now_s=self._now_s,
+            token_bytes=self._renderer.token_bytes,
             hold_comment_s=self._settings.hold_comment_s,
         )
         return Exchange(parts)
 
-    def _generate_request(self, one: _Open, attempt: Attempt, name: str) -> GenerateRequest:
-        sampling, defaults = attempt.request.sampling, one.defaults
-        room = one.session.max_context_tokens - len(attempt.prompt_ids)
+    def _generate_request(self, one: _Open, attempt: Attempt) -> GenerateRequest:
+        sampling, defaults = attempt.incoming.request.sampling, self._settings.defaults
+        room = one.session.max_context_tokens - len(attempt.place.prompt_ids)
         wanted = sampling.max_new_tokens or defaults.max_new_tokens or room
         return GenerateRequest(
-            request_id=name,
+            request_id=attempt.name,
             execution=one.session.execution,
-            prompt_ids=attempt.prompt_ids,
+            prompt_ids=attempt.place.prompt_ids,
             max_new_tokens=min(wanted, room),
             temperature=_first(sampling.temperature, defaults.temperature),
             top_p=_first(sampling.top_p, defaults.top_p),
@@ -305,6 +344,18 @@ class Gateway:
             seed=turn_seed(one.seed, attempt.number, sampling),
             stop_ids=self._renderer.stop_ids,
         )
+
+
+async def _off_loop(body: bytes, work: Callable[[], _T]) -> _T:
+    """What takes long with a long body must not keep the others waiting."""
+    return work() if len(body) < _OFF_LOOP_BYTES else await asyncio.to_thread(work)
+
+
+def _form(attempt: Attempt, asked: Asked) -> AnswerForm:
+    incoming = attempt.incoming
+    return asked.dialect.form(
+        incoming.raw, incoming.request, name=attempt.name, created_s=int(time.time())
+    )
 
 
 def turn_seed(execution_seed: int, turn: int, sampling: Sampling) -> int:

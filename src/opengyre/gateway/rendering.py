@@ -93,6 +93,11 @@ class ModelRenderer:
             self._markers, stops=stops, call_id=call_id, is_parallel=is_parallel, forced=forced
         )
 
+    def token_bytes(self, token: int) -> bytes:
+        """The text of one id; b"" for an id outside the vocabulary."""
+        table = self._markers.table
+        return table[token] if 0 <= token < len(table) else b""
+
     def forced_prefix(self, tool_name: str | None) -> list[int] | None:
         """Ids that, after a prompt, begin a call: of any tool, or of the one named.
 

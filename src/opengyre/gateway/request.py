@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 Tool = dict[str, Any]
-"""`{"type": "function", "function": {"name", "description", "parameters"}}`, whatever the dialect."""
+"""`{"type": "function", "function": {"name", "description", "parameters"}}` in all dialects."""
 
 
 class Role(StrEnum):
@@ -84,6 +84,11 @@ class Request:
     has_usage_event: bool = False
     has_logprobs: bool = False
     previous: str = ""
+
+    @property
+    def offered_tools(self) -> tuple[Tool, ...]:
+        """What the prompt shows: a model that must not call is shown no tools."""
+        return () if self.choice.mode is ChoiceMode.NONE else self.tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

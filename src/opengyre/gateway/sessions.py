@@ -3,25 +3,30 @@
 Owns: matching, forks, retries, turn numbers. Must not know: HTTP, engines, time. Invariants:
 along a branch a prompt begins with exactly its parent's prompt + completion; a rewritten history
 forks with a reason and drops nothing; memory grows with what is new; a retry is the same turn with
-a later attempt, and only an attempt whose terminal event was not written can be retried.
+a later attempt, and only an attempt whose terminal event was not written can be retried. `place`
+only reads, so that a long prompt can be encoded in another thread; all else is quick.
 """
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
-from opengyre.gateway.body import body_delta, restore_body
+from opengyre.gateway.body import body_delta, decode_object, restore_body
+from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.history import (
     history_keys,
     is_same_call,
     is_same_reasoning,
     next_key,
 )
+from opengyre.gateway.output import AnswerParser
 from opengyre.gateway.rendering import ModelRenderer
-from opengyre.gateway.request import Call, Message, Refusal, Request, Role
+from opengyre.gateway.request import Call, ChoiceMode, Message, Refusal, Request, Role
+from opengyre.seams.records import TokenRecord
 
-_NUM_KEPT_BODIES = 2
+_NUM_KEPT_BODIES = 8
 
 
 class ForkReason(StrEnum):
@@ -32,11 +37,25 @@ class ForkReason(StrEnum):
     NO_BRIDGE = "the chat format cannot be extended by these messages"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """One call as it came: `body` are its bytes, `raw` what they say, `key` is equal for bodies of
+    equal meaning. `role` as the wire tells it, `protocol` the dialect's name."""
+
+    request: Request
+    raw: dict[str, Any]
+    body: bytes
+    key: bytes
+    protocol: str
+    role: str = "main"
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Node:
     """A turn whose terminal event was written. Ids are stored once: see `full_ids`."""
 
     turn: str
+    protocol: str
     parent: "Node | None"
     num_kept: int
     new_ids: "array[int]"
@@ -49,23 +68,40 @@ class Node:
         return self.num_kept + len(self.new_ids) + len(self.completion)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Attempt:
-    """One admitted call. `end` is the node it attaches to; `keys[-1]` its whole history."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a call attaches: the first `num_kept` of `prompt_ids` are `parent`'s, the last ones
+    are `forced_ids`, the beginning of the answer. `history_key` is that of its whole history;
+    `delta` its body against the parent's."""
 
-    turn: str
-    number: int
-    attempt: int
-    request: Request
-    body: bytes
-    body_key: bytes
     parent: Node | None
     fork_reason: ForkReason
     prompt_ids: list[int]
     num_kept: int
+    forced_ids: list[int]
     history_key: bytes
     delta: bytes
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Attempt:
+    """One admitted call: the `attempt`-th try, from 0, of the `number`-th turn."""
+
+    execution: str
+    number: int
+    attempt: int
+    incoming: Incoming
+    place: Place
     is_abandoned: bool = False
+
+    @property
+    def turn(self) -> str:
+        return f"{self.execution}.t{self.number}"
+
+    @property
+    def name(self) -> str:
+        """Of this attempt among all of the run; ids of answers and calls are made of it."""
+        return f"{self.turn}.a{self.attempt}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,53 +113,98 @@ class Session:
     max_context_tokens: int
     num_turns: int = 0
     _nodes_by_key: dict[bytes, list[Node]] = field(default_factory=dict)
+    _nodes_by_turn: dict[str, Node] = field(default_factory=dict)
     _calls_by_id: dict[str, Call] = field(default_factory=dict)
     _retryable: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
     _bodies: dict[str, bytes] = field(default_factory=dict)
     _latest: Node | None = None
 
-    def admit(self, request: Request, *, body: bytes, body_key: bytes) -> Attempt:
-        """Give the request its turn, parent and prompt.
+    def place(self, incoming: Incoming) -> Place:
+        """Parent and prompt of a call; changes nothing.
 
-        Raises Refusal (context_length_exceeded) when the prompt leaves no room for an answer.
+        Raises Refusal when the prompt leaves no room for an answer (context_length_exceeded), and
+        for a `previous` turn or a forced call that cannot be had.
         """
-        keys = history_keys(request.messages, request.tools)
-        parent, prompt_ids, reason = self._attach(request, keys)
-        self._check_room(len(prompt_ids))
+        request = incoming.request
+        messages = (*self._history(request), *request.messages)
+        keys = history_keys(messages, request.offered_tools)
+        parent, prompt_ids, reason = self._attach(messages, request, keys)
         num_kept = _num_kept(parent, prompt_ids, is_extended=reason is ForkReason.NONE)
         parent = _holder(parent, num_kept)
-        retried = self._take_retryable(body_key)
-        if retried is None:
-            self.num_turns += 1
-        number, attempt = retried or (self.num_turns, 0)
-        return Attempt(
-            turn=f"{self.execution}.t{number}",
-            number=number,
-            attempt=attempt,
-            request=request,
-            body=body,
-            body_key=body_key,
+        forced_ids = self._forced(request)
+        prompt_ids = prompt_ids + forced_ids
+        self._check_room(len(prompt_ids))
+        return Place(
             parent=parent,
             fork_reason=reason,
             prompt_ids=prompt_ids,
             num_kept=num_kept,
+            forced_ids=forced_ids,
             history_key=keys[-1],
-            delta=body_delta(body, self._body(parent)),
+            delta=body_delta(incoming.body, self._body(parent)),
+        )
+
+    def place_recorded(self, incoming: Incoming, record: TokenRecord) -> Place:
+        """The place that a call had when `record` was written."""
+        header, request = record.header, incoming.request
+        parent = self._nodes_by_turn.get(header.parent)
+        kept = full_ids(parent)[: header.num_kept_tokens] if parent is not None else []
+        messages = (*self._history(request), *request.messages)
+        return Place(
+            parent=parent,
+            fork_reason=ForkReason(header.fork_reason),
+            prompt_ids=kept + record.new_prompt_ids,
+            num_kept=header.num_kept_tokens,
+            forced_ids=self._forced(request),
+            history_key=history_keys(messages, request.offered_tools)[-1],
+            delta=record.request_delta,
+        )
+
+    def admit(self, incoming: Incoming, place: Place) -> Attempt:
+        """Give the call its turn."""
+        retried = self._take_retryable(incoming.key)
+        if retried is None:
+            self.num_turns += 1
+        number, attempt = retried or (self.num_turns, 0)
+        return Attempt(
+            execution=self.execution,
+            number=number,
+            attempt=attempt,
+            incoming=incoming,
+            place=place,
+        )
+
+    def body_of(self, turn: str) -> bytes:
+        """The raw body of a committed turn; b"" for one that is not known."""
+        return self._body(self._nodes_by_turn.get(turn))
+
+    def parser(self, attempt: Attempt) -> AnswerParser:
+        """Of the ids that are sampled for `attempt`."""
+        request = attempt.incoming.request
+        call_stem = f"call_{attempt.name.replace('.', '_')}"
+        return self.renderer.parser(
+            stops=request.sampling.stop,
+            call_id=lambda index: f"{call_stem}_{index}",
+            is_parallel=request.is_parallel,
+            forced=attempt.place.forced_ids,
         )
 
     def commit(self, attempt: Attempt, *, completion_ids: Sequence[int], message: Message) -> Node:
         """The terminal event was written: the turn is part of the tree from now on."""
+        place = attempt.place
         node = Node(
             turn=attempt.turn,
-            parent=attempt.parent,
-            num_kept=attempt.num_kept,
-            new_ids=array("i", attempt.prompt_ids[attempt.num_kept :]),
+            protocol=attempt.incoming.protocol,
+            parent=place.parent,
+            num_kept=place.num_kept,
+            new_ids=array("i", place.prompt_ids[place.num_kept :]),
             completion=array("i", completion_ids),
             message=message,
-            delta=attempt.delta,
+            delta=place.delta,
         )
-        key = next_key(attempt.history_key, message)
+        key = next_key(place.history_key, message)
         self._nodes_by_key.setdefault(key, []).append(node)
+        self._nodes_by_turn[node.turn] = node
         self._calls_by_id.update({call.call_id: call for call in message.calls})
         self._remember_body(attempt)
         self._latest = node
@@ -135,12 +216,34 @@ class Session:
             return
         attempt.is_abandoned = True
         following = (attempt.number, attempt.attempt + 1)
-        self._retryable.setdefault(attempt.body_key, []).append(following)
+        self._retryable.setdefault(attempt.incoming.key, []).append(following)
+
+    def _history(self, request: Request) -> tuple[Message, ...]:
+        """What a call continues by naming an earlier answer: that turn's messages and its own."""
+        if not request.previous:
+            return ()
+        node = self._nodes_by_turn.get(request.previous.rpartition(".a")[0])
+        if node is None:
+            raise Refusal(
+                f"Previous response with id '{request.previous}' not found.",
+                code="previous_response_not_found",
+                param="previous_response_id",
+            )
+        before = DIALECTS[node.protocol].parse(decode_object(self._body(node)))
+        return (*self._history(before), *before.messages, node.message)
+
+    def _forced(self, request: Request) -> list[int]:
+        """The beginning of a call, when one is demanded: prompt, not sampled."""
+        if request.choice.mode not in (ChoiceMode.REQUIRED, ChoiceMode.NAMED):
+            return []
+        forced = self.renderer.forced_prefix(request.choice.name or None)
+        if forced is None:
+            raise Refusal("this model's format cannot force a call", param="tool_choice")
+        return forced
 
     def _attach(
-        self, request: Request, keys: list[bytes]
+        self, messages: Sequence[Message], request: Request, keys: list[bytes]
     ) -> tuple[Node | None, list[int], ForkReason]:
-        messages = request.messages
         node, num_matched, reason = self._longest_match(messages, keys)
         if node is not None and not reason:
             extended = self._extend(node, messages[num_matched:])
@@ -151,7 +254,8 @@ class Session:
         if self._latest is None:
             reason = ForkReason.NONE
         restored = [self._restored(message) for message in messages]
-        return node or self._latest, self.renderer.root(restored, request.tools), reason
+        prompt_ids = self.renderer.root(restored, request.offered_tools)
+        return node or self._latest, prompt_ids, reason
 
     def _longest_match(
         self, messages: Sequence[Message], keys: list[bytes]
@@ -208,12 +312,15 @@ class Session:
             )
 
     def _remember_body(self, attempt: Attempt) -> None:
-        self._bodies[attempt.turn] = attempt.body
+        """Whole bodies of the newest leaves: the next call of a branch is compared with its own."""
+        if attempt.place.parent is not None:
+            self._bodies.pop(attempt.place.parent.turn, None)
+        self._bodies[attempt.turn] = attempt.incoming.body
         while len(self._bodies) > _NUM_KEPT_BODIES:
             del self._bodies[next(iter(self._bodies))]
 
     def _body(self, node: Node | None) -> bytes:
-        """The raw body of a turn, from its deltas if it is not among the newest."""
+        """The raw body of a turn, from its deltas if it is not kept whole."""
         deltas: list[bytes] = []
         while node is not None and node.turn not in self._bodies:
             deltas.append(node.delta)

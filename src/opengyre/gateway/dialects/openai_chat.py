@@ -13,7 +13,10 @@ import msgspec
 from opengyre.gateway.request import (
     Answer,
     Call,
+    CallEnd,
     CallPiece,
+    CallStart,
+    ChoiceMode,
     Ending,
     Message,
     Piece,
@@ -23,7 +26,9 @@ from opengyre.gateway.request import (
     Role,
     Sampling,
     TextPiece,
+    TokenLogprob,
     Tool,
+    ToolChoice,
     Usage,
 )
 
@@ -43,7 +48,7 @@ _ONLY = {
     "repetition_penalty": (None, 1),
     "min_p": (None, 0),
     "logit_bias": (None, {}),
-    "logprobs": (None, False),
+    "logprobs": (None, False, True),
     "top_logprobs": (None, 0),
     "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
@@ -51,13 +56,34 @@ _ONLY = {
     "prediction": (None,),
     "functions": (None, []),
     "function_call": (None, "none"),
-    "parallel_tool_calls": (None, True),
-    "tool_choice": (None, "auto", "none"),
     "web_search_options": (None,),
     "echo": (None, False),
     "suffix": (None, ""),
 }
 _MAX_STOPS = 16
+_FINISH = {
+    Ending.STOP: "stop",
+    Ending.STOP_STRING: "stop",
+    Ending.LENGTH: "length",
+    Ending.CALLS: "tool_calls",
+}
+
+
+class OpenAIChat:
+    """The Dialect of `/v1/chat/completions`."""
+
+    name = "openai-chat"
+
+    def parse(self, body: dict[str, Any]) -> Request:
+        return parse(body)
+
+    def form(
+        self, body: dict[str, Any], request: Request, *, name: str, created_s: int
+    ) -> "ChatAnswer":
+        return ChatAnswer(request, answer_id=f"chatcmpl-{name}", created_s=created_s)
+
+    def error_json(self, refusal: Refusal) -> bytes:
+        return error_json(refusal)
 
 
 def parse(body: dict[str, Any]) -> Request:
@@ -69,11 +95,15 @@ def parse(body: dict[str, Any]) -> Request:
     if not isinstance(messages, list) or not messages:
         raise _refused("messages", "messages must be a non-empty list")
     options = _typed(body, "stream_options", dict, {})
+    tools = _tools(body)
     return Request(
         model=_typed(body, "model", str, ""),
         messages=tuple(_message(one, k) for k, one in enumerate(messages)),
-        tools=() if body.get("tool_choice") == "none" else _tools(body),
+        tools=tools,
         sampling=_sampling(body),
+        choice=_choice(body.get("tool_choice"), tools),
+        is_parallel=_typed(body, "parallel_tool_calls", bool, True),
+        has_logprobs=body.get("logprobs") is True,
         is_stream=_typed(body, "stream", bool, False),
         has_usage_event=options.get("include_usage") is True,
     )
@@ -90,18 +120,25 @@ def error_json(refusal: Refusal) -> bytes:
 
 
 def models_json(model: str, *, created_s: int) -> bytes:
-    one = {"id": model, "object": "model", "created": created_s, "owned_by": "opengyre"}
-    return _json.encode({"object": "list", "data": [one]})
+    return _json.encode({"object": "list", "data": [_model(model, created_s)]})
+
+
+def model_json(model: str, *, created_s: int) -> bytes:
+    return _json.encode(_model(model, created_s))
+
+
+def _model(model: str, created_s: int) -> dict[str, Any]:
+    return {"id": model, "object": "model", "created": created_s, "owned_by": "opengyre"}
 
 
 class ChatAnswer:
-    """One answer as its client wants it: `whole`, or the events `opening`, `delta`...,
-    `closing` in this order."""
+    """The AnswerForm of a chat completion."""
 
     def __init__(self, request: Request, *, answer_id: str, created_s: int) -> None:
         self._head = {"id": answer_id, "created": created_s, "model": request.model}
         self._chunk_head = {"object": "chat.completion.chunk", **self._head}
         self._has_usage_event = request.has_usage_event
+        self._has_logprobs = request.has_logprobs
 
     def whole(self, answer: Answer) -> bytes:
         """The body of an unstreamed answer."""
@@ -110,45 +147,78 @@ class ChatAnswer:
             message["reasoning_content"] = answer.message.reasoning
         if answer.message.calls:
             message["tool_calls"] = [_call_json(call) for call in answer.message.calls]
-        choice = {"index": 0, "message": message, "finish_reason": answer.ending, "logprobs": None}
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": _FINISH[answer.ending],
+            "logprobs": self._logprobs_json(answer.logprobs),
+        }
         usage = _usage_json(answer.usage)
         body = {"object": "chat.completion", **self._head, "choices": [choice], "usage": usage}
         return _json.encode(body)
 
-    def opening(self) -> bytes:
+    def opening(self, num_prompt_tokens: int) -> bytes:
         return self._choice({"role": "assistant", "content": ""})
 
-    def delta(self, pieces: Sequence[Piece]) -> bytes:
-        return b"".join(self._piece(piece) for piece in pieces)
+    def delta(self, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        """Log probabilities go with the first of the events."""
+        told = self._logprobs_json(logprobs) if logprobs else None
+        events = []
+        for piece in pieces:
+            delta = _delta_json(piece)
+            if delta is not None:
+                events.append(self._choice(delta, logprobs=told))
+                told = None
+        if told is not None:
+            events.append(self._choice({}, logprobs=told))
+        return b"".join(events)
 
-    def closing(self, ending: Ending, usage: Usage) -> bytes:
+    def closing(self, answer: Answer) -> bytes:
         """The terminal event, whole."""
-        last = self._choice({}, finish_reason=ending)
+        last = self._choice({}, finish_reason=_FINISH[answer.ending])
         if self._has_usage_event:
-            last += self._event({"choices": [], "usage": _usage_json(usage)})
+            last += self._event({"choices": [], "usage": _usage_json(answer.usage)})
         return last + b"data: [DONE]\n\n"
 
-    def _piece(self, piece: Piece) -> bytes:
-        match piece:
-            case TextPiece(text=text):
-                return self._choice({"content": text})
-            case ReasoningPiece(text=text):
-                return self._choice({"reasoning_content": text})
-            case CallPiece(index=index, call=call):
-                opened = {"index": index, **_call_json(call)}
-                opened["function"] = {"name": call.name, "arguments": ""}
-                filled = {"index": index, "function": {"arguments": call.arguments}}
-                return self._choice({"tool_calls": [opened]}) + self._choice(
-                    {"tool_calls": [filled]}
-                )
+    def _logprobs_json(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if not self._has_logprobs:
+            return None
+        return {"content": [_logprob_json(one) for one in logprobs], "refusal": None}
 
-    def _choice(self, delta: dict[str, Any], *, finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+    def _choice(
+        self,
+        delta: dict[str, Any],
+        *,
+        finish_reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
         return self._event({"choices": [choice]})
 
     def _event(self, fields: dict[str, Any]) -> bytes:
         usage = {"usage": None} if self._has_usage_event else {}
         return b"data: " + _json.encode({**self._chunk_head, **usage, **fields}) + b"\n\n"
+
+
+def _delta_json(piece: Piece) -> dict[str, Any] | None:
+    match piece:
+        case TextPiece(text=text):
+            return {"content": text}
+        case ReasoningPiece(text=text):
+            return {"reasoning_content": text}
+        case CallStart(index=index, call_id=call_id, name=name):
+            function = {"name": name, "arguments": ""}
+            begun = {"index": index, "id": call_id, "type": "function", "function": function}
+            return {"tool_calls": [begun]}
+        case CallPiece(index=index, text=text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case CallEnd():
+            return None
+
+
+def _logprob_json(one: TokenLogprob) -> dict[str, Any]:
+    data = list(one.data)
+    return {"token": one.text, "logprob": one.logprob, "bytes": data, "top_logprobs": []}
 
 
 def _call_json(call: Call) -> dict[str, Any]:
@@ -227,6 +297,21 @@ def _tools(body: dict[str, Any]) -> tuple[Tool, ...]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise _refused(f"tools[{k}]", f"tools[{k}] must be a function with a name")
     return tuple(tools)
+
+
+def _choice(value: Any, tools: tuple[Tool, ...]) -> ToolChoice:
+    match value:
+        case None | "auto" | "none" | "required":
+            mode = ChoiceMode(value or "auto")
+            if mode is ChoiceMode.REQUIRED and not tools:
+                raise _refused("tool_choice", "tool_choice=required needs tools")
+            return ToolChoice(mode=mode)
+        case {"type": "function", "function": {"name": str(name)}}:
+            if name not in [tool["function"]["name"] for tool in tools]:
+                raise _refused("tool_choice", f"tool_choice names {name!r}, which is no tool")
+            return ToolChoice(mode=ChoiceMode.NAMED, name=name)
+        case _:
+            raise _refused("tool_choice", f"tool_choice={value!r} is not supported here")
 
 
 def _sampling(body: dict[str, Any]) -> Sampling:
