@@ -1,6 +1,7 @@
 """Bodies as bytes: deltas that restore, digests that ignore order, strictness."""
 
 import json
+import random
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from opengyre.gateway.body import body_delta, decode_object, digest, restore_body
 from opengyre.gateway.request import Refusal
+from opengyre.seams.errors import BoundaryError
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
@@ -21,10 +23,62 @@ def test_a_delta_restores_where_prefix_and_suffix_overlap(one: str, two: str, ne
     assert restore_body(body_delta(body, parent), parent) == body
 
 
+@given(st.data())
+def test_a_delta_restores_after_any_moves_and_changes(data: st.DataObject) -> None:
+    parent = random.Random(1).randbytes(6_000)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(parent)), min_size=2, max_size=6)))
+    parts = [parent[a:b] for a, b in zip([0, *cuts], [*cuts, len(parent)], strict=True)]
+    kept = data.draw(st.lists(st.sampled_from(parts), max_size=8))
+    news = data.draw(st.lists(st.binary(max_size=300), min_size=len(kept), max_size=len(kept)))
+    body = b"".join(one + new for one, new in zip(kept, news, strict=True))
+    assert restore_body(body_delta(body, parent), parent) == body
+
+
+def _body(texts: list[str], **fields: object) -> bytes:
+    """A request whose first field changes, whose newest message is marked, with tools behind."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in texts]
+    messages[-1]["content"][0]["cache_control"] = {"type": "ephemeral"}  # type: ignore[index]
+    return json.dumps({**fields, "messages": messages, "tools": ["t" * 900]}).encode()
+
+
+def _texts(seed: int, num: int, size: int) -> list[str]:
+    source = random.Random(seed)
+    return [source.randbytes(size // 2).hex() for _ in range(num)]
+
+
+def test_a_delta_costs_what_is_new_when_head_middle_and_end_change() -> None:
+    texts = _texts(1, 20, 4_000)
+    parent = _body(texts[:19], metadata="session one")
+    body = _body(texts, metadata="session two is longer")
+    delta = body_delta(body, parent)
+    assert restore_body(delta, parent) == body
+    assert len(delta) < 4_000 / 2 + 400
+
+
+def test_reordered_and_edited_messages_cost_little() -> None:
+    texts = _texts(2, 30, 3_000)
+    parent = _body(texts)
+    edited = [text.replace("7", "8", 1) for text in texts]
+    body = _body([*edited[10:20], *edited[:10], *edited[20:]])
+    delta = body_delta(body, parent)
+    assert restore_body(delta, parent) == body
+    assert len(delta) < 8_000
+
+
 def test_a_delta_of_an_appended_message_is_small() -> None:
     parent = json.dumps({"messages": ["x" * 50_000], "stream": True}).encode()
     body = json.dumps({"messages": ["x" * 50_000, "new"], "stream": True}).encode()
-    assert len(body_delta(body, parent)) < 40
+    assert len(body_delta(body, parent)) < 60
+
+
+def test_a_delta_of_another_format_parent_or_with_damage_is_refused() -> None:
+    parent = b"".join(random.Random(3).randbytes(500) for _ in range(4))
+    delta = body_delta(parent[:900] + b"new" + parent[900:], parent)
+    for wrong in (b"\x07" + delta[1:], b"", delta[:-3], delta[:3], delta[:-5] + b"\0" + delta[-4:]):
+        with pytest.raises(BoundaryError, match="cannot be restored"):
+            restore_body(wrong, parent)
+    with pytest.raises(BoundaryError, match="another parent"):
+        restore_body(delta, parent[:1000])
 
 
 def test_digests_ignore_the_order_of_keys_and_nothing_else() -> None:

@@ -2,15 +2,21 @@
 
 Must not know: turns, tokens. Invariants: equal keys for messages that differ only in ids, in
 null/""/absent content, in how tool arguments are written (key order, blanks, escapes, 5000.0 for
-5000) or in reasoning, which harnesses drop or trim and which is compared on its own.
+5000) or in reasoning, which harnesses drop or trim and which is compared on its own. Arguments
+that are not strict JSON are equal only as strings.
 """
 
-import json
+import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from opengyre.gateway.body import digest
+import msgspec
+
+from opengyre.gateway.body import canonical, digest
 from opengyre.gateway.request import Call, Message, Tool
+
+_MAX_WHOLE = 1e21  # from here on JavaScript writes whole numbers with an exponent too
 
 
 def root_key(tools: Sequence[Tool]) -> bytes:
@@ -21,7 +27,8 @@ def root_key(tools: Sequence[Tool]) -> bytes:
 def next_key(key: bytes, message: Message) -> bytes:
     """The key of a history that goes on with `message`."""
     calls = [_call_value(call) for call in message.calls]
-    return digest([key.hex(), message.role.value, message.text, calls])
+    value = canonical((message.role, message.text, calls))
+    return hashlib.blake2b(key + value, digest_size=16).digest()
 
 
 def history_keys(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
@@ -34,7 +41,7 @@ def history_keys(messages: Sequence[Message], tools: Sequence[Tool]) -> list[byt
 
 def is_same_call(one: Call, other: Call) -> bool:
     """Equal as values, whatever their ids."""
-    return digest(_call_value(one)) == digest(_call_value(other))
+    return _call_value(one) == _call_value(other)
 
 
 def is_same_reasoning(sent_back: str | None, known: str | None) -> bool:
@@ -42,25 +49,21 @@ def is_same_reasoning(sent_back: str | None, known: str | None) -> bool:
     return not (sent_back or "").strip() or (sent_back or "").strip() == (known or "").strip()
 
 
-def _call_value(call: Call) -> list[Any]:
-    return [call.name, _parsed(call.arguments)]
-
-
-def _parsed(arguments: str) -> list[Any]:
-    """The value of a call's arguments; the string itself when it is not JSON."""
+def _call_value(call: Call) -> tuple[str, str, Any]:
+    """Its name and the canonical JSON of its arguments; these as they are if not JSON."""
     try:
-        return ["json", _plain(json.loads(arguments or "{}"))]
-    except (ValueError, RecursionError):
-        return ["text", arguments]
+        value = _arguments.decode(call.arguments or "{}")
+        return call.name, "json", msgspec.Raw(canonical(value))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return call.name, "text", call.arguments
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, float | int) and not isinstance(value, bool):
-        return repr(value) if abs(value) >= 2**53 else value
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value
+def _number(text: str) -> float | int:
+    """Readers see no difference between 5000.0, 5e3 and 5000. Raises ValueError for 1e999."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number")
+    return int(value) if value.is_integer() and abs(value) < _MAX_WHOLE else value
+
+
+_arguments = msgspec.json.Decoder(float_hook=_number)
