@@ -167,9 +167,8 @@ def _acknowledges_at_once(real: Any) -> Any:
 def _tells_before_the_sync(real: Any) -> Any:
     async def run(self: Any) -> None:
         while True:
-            record = await self._queue.get()
-            ref = self._recorder.append(record)
-            self._on_turn(msgspec.structs.replace(record.header, ref=ref))
+            turn = await self._queue.get()
+            self._on_turn(turn)
             await self._recorder.sync()
             self._queue.task_done()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from opengyre.gateway.dialects.openai_chat import ChatAnswer, error_json, parse
+from opengyre.gateway.dialects.openai_chat import ChatAnswer, OpenAIChat
 from opengyre.gateway.request import (
     Answer,
     Call,
@@ -27,6 +27,8 @@ from opengyre.gateway.request import (
 USAGE = Usage(num_prompt_tokens=7, num_completion_tokens=3, num_reused_tokens=2)
 CALL = Call(call_id="call_1", name="bash", arguments='{"a": 1}')
 USER = {"role": "user", "content": "hi"}
+DIALECT = OpenAIChat()
+parse, error_json = DIALECT.parse, DIALECT.error_json
 
 
 def form(**body: Any) -> ChatAnswer:

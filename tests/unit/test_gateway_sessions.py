@@ -1,10 +1,10 @@
 """Where a request attaches in an execution's tree of turns, without HTTP."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from opengyre.gateway.body import digest, restore_body

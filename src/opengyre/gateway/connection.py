@@ -1,7 +1,9 @@
 """One client's HTTP exchange as bytes: read the body, write, know that it left, abort it.
 
 Owns: the ASGI calls. Must not know: dialects, turns. Invariants: `is_gone` is true as soon as the
-transport closes, before anyone was told; an abort is a TCP reset, never an end of file.
+transport closes, before anyone was told; an answer that was begun and not ended ends in a TCP
+reset, never an end of file, also when this process is killed: some clients take the latter for the
+end of the answer.
 """
 
 import asyncio
@@ -20,6 +22,7 @@ from opengyre.gateway.request import Refusal
 BODY_TIMEOUT_S = 60.0
 _MAX_DISCARDED_BYTES = 4 * MAX_BODY_BYTES
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_ORDERLY_CLOSE = struct.pack("ii", 0, 0)
 
 
 class ClientLeft(Exception):
@@ -69,6 +72,7 @@ class Connection:
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """Status and headers; the body follows with `write` and `end`."""
         self.has_begun = True
+        self._linger(_RESET_ON_CLOSE)
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 
@@ -78,15 +82,14 @@ class Connection:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
+        self._linger(_ORDERLY_CLOSE)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def abort(self) -> None:
         """Reset the connection: what was not sent is dropped."""
         if self._transport.is_closing():
             return
-        sock: Any = self._transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._linger(_RESET_ON_CLOSE)
         self._transport.abort()
 
     async def reset(self) -> None:
@@ -94,6 +97,12 @@ class Connection:
         self.abort()
         with suppress(ClientLeft):
             await self.watch()
+
+    def _linger(self, how: bytes) -> None:
+        """What the kernel does with this connection when it is closed, by us or by our death."""
+        sock: Any = self._transport.get_extra_info("socket")
+        if sock is not None and not self._transport.is_closing():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, how)
 
     async def _read_parts(self) -> bytes:
         """What is too large is read on and dropped: a client that still writes sees no answer."""

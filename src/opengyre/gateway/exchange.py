@@ -35,8 +35,8 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeParts:
-    """What one exchange is made of. `now_s` is the run's clock; `token_bytes` tells a token's
-    bytes."""
+    """What one exchange is made of. `keep` writes its record down; `now_s` is the run's clock;
+    `token_bytes` tells a token's bytes."""
 
     session: Session
     attempt: Attempt
@@ -44,6 +44,7 @@ class ExchangeParts:
     generation: Generation
     parser: AnswerParser
     connection: Connection
+    keep: Callable[[TokenRecord], None]
     now_s: Callable[[], float]
     token_bytes: Callable[[int], bytes]
     hold_comment_s: float
@@ -84,8 +85,8 @@ class Exchange:
     async def run(self) -> None:
         """Serve it; a client that left is an outcome, not an error.
 
-        Raises Refusal if no engine came before the first byte. `record` is right afterwards, also
-        after an error.
+        Raises Refusal if no engine came before the first byte. Its record is kept once, also after
+        an error.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -185,11 +186,13 @@ class Exchange:
             completion_ids=self._sampled.ids,
             message=self._parser.message(),
         )
+        self._parts.keep(self._record())
 
     def _settle(self) -> None:
-        self._sampled.cut(self._num_fed)
         if not self._is_committed:
+            self._sampled.cut(self._num_fed)
             self._parts.session.abandon(self._parts.attempt)
+            self._parts.keep(self._record())
 
     def _finished(self) -> Answer:
         is_cut = self._sampled.is_length and not self._parser.is_ended_early
@@ -218,7 +221,7 @@ class Exchange:
             num_reused_tokens=self._parts.attempt.place.num_kept,
         )
 
-    def record(self) -> TokenRecord:
+    def _record(self) -> TokenRecord:
         attempt, sampled = self._parts.attempt, self._sampled
         place = attempt.place
         new_ids = place.prompt_ids[place.num_kept :]

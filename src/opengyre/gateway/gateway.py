@@ -8,6 +8,7 @@ turn of it was told; a closed session's key opens nothing.
 import asyncio
 import hashlib
 import hmac
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -51,13 +52,15 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """`model` is the name that `/v1/models` tells; `labels` tell the role of a call."""
+    """`model` is the name that `/v1/models` tells; `labels` tell the role of a call. `sock`: bound
+    already, instead of `host` and `port`."""
 
     max_context_tokens: int
     host: str = "127.0.0.1"
     port: int = 0
     hold_comment_s: float = 8.0
     hold_max_s: float = 240.0
+    sock: socket.socket | None = None
     model: str = "policy"
     defaults: SamplingDefaults = SamplingDefaults()
     labels: tuple[LabelRule, ...] = ()
@@ -129,7 +132,7 @@ class Gateway:
             model=self._settings.model,
             created_s=int(time.time()),
         )
-        sock = bind(self._settings.host, self._settings.port)
+        sock = self._settings.sock or bind(self._settings.host, self._settings.port)
         self.host, self.port = sock.getsockname()[:2]
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
@@ -257,13 +260,13 @@ class Gateway:
         if len(one.running) >= MAX_RUNNING_PER_SESSION:
             raise Refusal("too many requests at once", kind=RefusalKind.TOO_MANY)
         place = await _off_loop(incoming.body, lambda: one.session.place(incoming))
+        await self._records.wait_room()
         attempt = self._session_of(asked).session.admit(incoming, place)
         exchange = self._exchange(one, attempt, asked)
         one.running[exchange] = None
         try:
             await exchange.run()
         finally:
-            await self._records.put(exchange.record())
             one.running.pop(exchange, None)
             one.idle.set()
 
@@ -323,6 +326,7 @@ class Gateway:
             generation=generation,
             parser=one.session.parser(attempt),
             connection=asked.connection,
+            keep=self._records.append,
             now_s=self._now_s,
             token_bytes=self._renderer.token_bytes,
             hold_comment_s=self._settings.hold_comment_s,

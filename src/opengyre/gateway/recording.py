@@ -1,8 +1,9 @@
-"""Turn records on their way out: appended, synced together, only then told.
+"""Turn records on their way out: appended at once, synced together, only then told.
 
-Must not know: HTTP, sessions. Invariants: records are told in the order they were put; nobody is
-told before its bytes are durable; the queue is bounded, and a full one makes turns wait. A record
-that cannot be written ends the gateway: `run` raises, and no turn goes on unrecorded.
+Must not know: HTTP, sessions. Invariants: a record is with the kernel when `append` returns, so
+that it outlives this process; records are told in the order they were appended, and nobody is told
+before its bytes are durable; turns do not begin while too many records wait. A record that cannot
+be written ends the gateway: `run` raises, and no turn goes on unrecorded.
 """
 
 import asyncio
@@ -24,16 +25,31 @@ class RecordQueue:
     def __init__(self, recorder: Recorder, *, on_turn: Callable[[TurnRecord], None]) -> None:
         self._recorder = recorder
         self._on_turn = on_turn
-        self._queue: asyncio.Queue[TokenRecord] = asyncio.Queue(MAX_QUEUED)
+        self._queue: asyncio.Queue[TurnRecord | None] = asyncio.Queue()
+        self._synced = asyncio.Event()
         self._failure: BoundaryError | None = None
 
-    async def put(self, record: TokenRecord) -> None:
-        """Raises BoundaryError once a record could not be written."""
+    async def wait_room(self) -> None:
+        """Return when few records wait for the disk. Raises BoundaryError once a record could not
+        be written."""
+        while self._queue.qsize() >= MAX_QUEUED and self._failure is None:
+            self._synced.clear()
+            await self._synced.wait()
         self._check()
-        await self._queue.put(record)
+
+    def append(self, record: TokenRecord) -> None:
+        """Write it. If the disk refuses, `run` raises it, and so do the two others."""
+        try:
+            ref = self._recorder.append(record)
+        except BoundaryError as error:
+            self._failure = self._failure or error
+            self._queue.put_nowait(None)
+        else:
+            self._queue.put_nowait(msgspec.structs.replace(record.header, ref=ref))
 
     async def drained(self) -> None:
-        """Return when everything put so far was told. Raises BoundaryError if it never will."""
+        """Return when everything appended so far was told. Raises BoundaryError if it never
+        will."""
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 await self._queue.join()
@@ -45,21 +61,26 @@ class RecordQueue:
     async def run(self) -> None:
         """Until cancelled. Raises what the recorder raises; then nobody waits any more."""
         while True:
-            records = [await self._queue.get(), *self._take_all()]
+            turns = [await self._queue.get(), *self._take_all()]
             try:
-                refs = [self._recorder.append(record) for record in records]
                 await self._recorder.sync()
+                self._check()
             except BoundaryError as error:
                 self._failure = error
-                for _ in [*records, *self._take_all()]:
-                    self._queue.task_done()
+                self._let_go(len(turns) + len(self._take_all()))
                 raise
-            for record, ref in zip(records, refs, strict=True):
-                self._on_turn(msgspec.structs.replace(record.header, ref=ref))
-                self._queue.task_done()
+            for turn in turns:
+                if turn is not None:
+                    self._on_turn(turn)
+            self._let_go(len(turns))
 
-    def _take_all(self) -> list[TokenRecord]:
+    def _take_all(self) -> list[TurnRecord | None]:
         return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+
+    def _let_go(self, num_turns: int) -> None:
+        for _ in range(num_turns):
+            self._queue.task_done()
+        self._synced.set()
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 Tool = dict[str, Any]
 """`{"type": "function", "function": {"name", "description", "parameters"}}` in all dialects."""
 
@@ -19,8 +21,7 @@ class Role(StrEnum):
     TOOL = "tool"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One tool call. `arguments` is the raw string: normally JSON, not necessarily."""
 
     call_id: str
@@ -28,8 +29,7 @@ class Call:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True):
     """`calls` and `reasoning` only on assistant messages; `reasoning` is None when not sent."""
 
     role: Role
@@ -70,8 +70,9 @@ class ToolChoice:
 class Request:
     """One model call as its client meant it. `model` is echoed, never interpreted.
 
-    `previous`: the name of a turn (see AnswerForm) whose history and answer come before
-    `messages`. `is_parallel` False: the answer ends after its first call.
+    `previous`: the name of an attempt (see Dialect.form) whose history and answer come before
+    `messages`, but after the first of them if that `has_instructions`, which are not inherited.
+    `is_parallel` False: the answer ends after its first call.
     """
 
     model: str
@@ -84,6 +85,7 @@ class Request:
     has_usage_event: bool = False
     has_logprobs: bool = False
     previous: str = ""
+    has_instructions: bool = False
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:

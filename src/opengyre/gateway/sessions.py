@@ -9,9 +9,11 @@ only reads, so that a long prompt can be encoded in another thread; all else is 
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from opengyre.gateway.body import body_delta, decode_object, restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
@@ -126,7 +128,7 @@ class Session:
         for a `previous` turn or a forced call that cannot be had.
         """
         request = incoming.request
-        messages = (*self._history(request), *request.messages)
+        messages = self._messages(request)
         keys = history_keys(messages, request.offered_tools)
         parent, prompt_ids, reason = self._attach(messages, request, keys)
         num_kept = _num_kept(parent, prompt_ids, is_extended=reason is ForkReason.NONE)
@@ -149,7 +151,7 @@ class Session:
         header, request = record.header, incoming.request
         parent = self._nodes_by_turn.get(header.parent)
         kept = full_ids(parent)[: header.num_kept_tokens] if parent is not None else []
-        messages = (*self._history(request), *request.messages)
+        messages = self._messages(request)
         return Place(
             parent=parent,
             fork_reason=ForkReason(header.fork_reason),
@@ -218,10 +220,10 @@ class Session:
         following = (attempt.number, attempt.attempt + 1)
         self._retryable.setdefault(attempt.incoming.key, []).append(following)
 
-    def _history(self, request: Request) -> tuple[Message, ...]:
-        """What a call continues by naming an earlier answer: that turn's messages and its own."""
+    def _messages(self, request: Request) -> tuple[Message, ...]:
+        """The whole history of a call, also where it only names an earlier answer."""
         if not request.previous:
-            return ()
+            return request.messages
         node = self._nodes_by_turn.get(request.previous.rpartition(".a")[0])
         if node is None:
             raise Refusal(
@@ -230,7 +232,10 @@ class Session:
                 param="previous_response_id",
             )
         before = DIALECTS[node.protocol].parse(decode_object(self._body(node)))
-        return (*self._history(before), *before.messages, node.message)
+        history = self._messages(before)[before.has_instructions :]
+        start = int(request.has_instructions)
+        own = request.messages
+        return (*own[:start], *history, node.message, *own[start:])
 
     def _forced(self, request: Request) -> list[int]:
         """The beginning of a call, when one is demanded: prompt, not sampled."""
@@ -285,7 +290,7 @@ class Session:
     def _restored(self, message: Message) -> Message:
         """Calls of ours that came back equal in value, as they were sampled."""
         calls = tuple(self._restored_call(call) for call in message.calls)
-        return replace(message, calls=calls) if message.calls else message
+        return msgspec.structs.replace(message, calls=calls) if message.calls else message
 
     def _restored_call(self, call: Call) -> Call:
         ours = self._calls_by_id.get(call.call_id)

@@ -10,6 +10,15 @@ from typing import Any
 
 import msgspec
 
+from opengyre.gateway.dialects.fields import (
+    check_only,
+    integer,
+    number,
+    openai_error_json,
+    refused,
+    stops,
+    typed,
+)
 from opengyre.gateway.request import (
     Answer,
     Call,
@@ -60,7 +69,6 @@ _ONLY = {
     "echo": (None, False),
     "suffix": (None, ""),
 }
-_MAX_STOPS = 16
 _FINISH = {
     Ending.STOP: "stop",
     Ending.STOP_STRING: "stop",
@@ -75,7 +83,24 @@ class OpenAIChat:
     name = "openai-chat"
 
     def parse(self, body: dict[str, Any]) -> Request:
-        return parse(body)
+        """Raises Refusal, naming the field, for what is malformed or cannot be honoured."""
+        check_only(body, _ONLY)
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise refused("messages", "messages must be a non-empty list")
+        options = typed(body, "stream_options", dict, {})
+        tools = _tools(body)
+        return Request(
+            model=typed(body, "model", str, ""),
+            messages=tuple(_message(one, k) for k, one in enumerate(messages)),
+            tools=tools,
+            sampling=_sampling(body),
+            choice=_choice(body.get("tool_choice"), tools),
+            is_parallel=typed(body, "parallel_tool_calls", bool, True),
+            has_logprobs=body.get("logprobs") is True,
+            is_stream=typed(body, "stream", bool, False),
+            has_usage_event=options.get("include_usage") is True,
+        )
 
     def form(
         self, body: dict[str, Any], request: Request, *, name: str, created_s: int
@@ -83,40 +108,7 @@ class OpenAIChat:
         return ChatAnswer(request, answer_id=f"chatcmpl-{name}", created_s=created_s)
 
     def error_json(self, refusal: Refusal) -> bytes:
-        return error_json(refusal)
-
-
-def parse(body: dict[str, Any]) -> Request:
-    """Raises Refusal, naming the field, for what is malformed or cannot be honoured."""
-    for name, allowed in _ONLY.items():
-        if body.get(name) not in allowed:
-            raise _refused(name, f"{name}={body[name]!r} is not supported here")
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise _refused("messages", "messages must be a non-empty list")
-    options = _typed(body, "stream_options", dict, {})
-    tools = _tools(body)
-    return Request(
-        model=_typed(body, "model", str, ""),
-        messages=tuple(_message(one, k) for k, one in enumerate(messages)),
-        tools=tools,
-        sampling=_sampling(body),
-        choice=_choice(body.get("tool_choice"), tools),
-        is_parallel=_typed(body, "parallel_tool_calls", bool, True),
-        has_logprobs=body.get("logprobs") is True,
-        is_stream=_typed(body, "stream", bool, False),
-        has_usage_event=options.get("include_usage") is True,
-    )
-
-
-def error_json(refusal: Refusal) -> bytes:
-    error = {
-        "message": refusal.message,
-        "type": refusal.kind,
-        "param": refusal.param or None,
-        "code": refusal.code or None,
-    }
-    return _json.encode({"error": error})
+        return openai_error_json(refusal)
 
 
 def models_json(model: str, *, created_s: int) -> bytes:
@@ -238,14 +230,14 @@ def _usage_json(usage: Usage) -> dict[str, Any]:
 def _message(value: Any, k: int) -> Message:
     where = f"messages[{k}]"
     if not isinstance(value, dict) or value.get("role") not in _ROLES:
-        raise _refused(where, f"{where} needs a role: one of {', '.join(_ROLES)}")
+        raise refused(where, f"{where} needs a role: one of {', '.join(_ROLES)}")
     role = _ROLES[value["role"]]
     if value.get("function_call"):
-        raise _refused(where, f"{where}.function_call is not supported; use tool_calls")
+        raise refused(where, f"{where}.function_call is not supported; use tool_calls")
     is_assistant = role is Role.ASSISTANT
     reasoning = value.get("reasoning_content") if is_assistant else None
     if reasoning is not None and not isinstance(reasoning, str):
-        raise _refused(where, f"{where}.reasoning_content must be a string")
+        raise refused(where, f"{where}.reasoning_content must be a string")
     return Message(
         role=role,
         text=_text(value.get("content"), f"{where}.content"),
@@ -261,12 +253,12 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _refused(where, f"{where} must be a string or a list of text parts")
+        raise refused(where, f"{where} must be a string or a list of text parts")
     texts = []
     for part in content:
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
         if not isinstance(text, str):
-            raise _refused(where, f"{where}: only text parts are supported")
+            raise refused(where, f"{where}: only text parts are supported")
         texts.append(text)
     return "".join(texts)
 
@@ -274,14 +266,14 @@ def _text(content: Any, where: str) -> str:
 def _calls(message: dict[str, Any], where: str) -> tuple[Call, ...]:
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
-        raise _refused(where, f"{where}.tool_calls must be a list")
+        raise refused(where, f"{where}.tool_calls must be a list")
     return tuple(_call(call, f"{where}.tool_calls[{k}]") for k, call in enumerate(calls))
 
 
 def _call(value: Any, where: str) -> Call:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _refused(where, f"{where} needs function.name")
+        raise refused(where, f"{where} needs function.name")
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         arguments = _json.encode(arguments if arguments is not None else {}).decode()
@@ -291,11 +283,11 @@ def _call(value: Any, where: str) -> Call:
 def _tools(body: dict[str, Any]) -> tuple[Tool, ...]:
     tools = body.get("tools") or []
     if not isinstance(tools, list):
-        raise _refused("tools", "tools must be a list")
+        raise refused("tools", "tools must be a list")
     for k, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise _refused(f"tools[{k}]", f"tools[{k}] must be a function with a name")
+            raise refused(f"tools[{k}]", f"tools[{k}] must be a function with a name")
     return tuple(tools)
 
 
@@ -304,62 +296,23 @@ def _choice(value: Any, tools: tuple[Tool, ...]) -> ToolChoice:
         case None | "auto" | "none" | "required":
             mode = ChoiceMode(value or "auto")
             if mode is ChoiceMode.REQUIRED and not tools:
-                raise _refused("tool_choice", "tool_choice=required needs tools")
+                raise refused("tool_choice", "tool_choice=required needs tools")
             return ToolChoice(mode=mode)
         case {"type": "function", "function": {"name": str(name)}}:
             if name not in [tool["function"]["name"] for tool in tools]:
-                raise _refused("tool_choice", f"tool_choice names {name!r}, which is no tool")
+                raise refused("tool_choice", f"tool_choice names {name!r}, which is no tool")
             return ToolChoice(mode=ChoiceMode.NAMED, name=name)
         case _:
-            raise _refused("tool_choice", f"tool_choice={value!r} is not supported here")
+            raise refused("tool_choice", f"tool_choice={value!r} is not supported here")
 
 
 def _sampling(body: dict[str, Any]) -> Sampling:
     name = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
     return Sampling(
-        temperature=_number(body, "temperature", low=0.0, high=2.0),
-        top_p=_number(body, "top_p", low=0.0, high=1.0),
-        top_k=_integer(body, "top_k", low=-1),
-        max_new_tokens=_integer(body, name, low=1),
-        seed=_integer(body, "seed", low=-(2**63)),
-        stop=_stops(body.get("stop")),
+        temperature=number(body, "temperature", low=0.0, high=2.0),
+        top_p=number(body, "top_p", low=0.0, high=1.0),
+        top_k=integer(body, "top_k", low=-1),
+        max_new_tokens=integer(body, name, low=1),
+        seed=integer(body, "seed", low=-(2**63)),
+        stop=stops(body, "stop"),
     )
-
-
-def _stops(value: Any) -> tuple[str, ...]:
-    stops = [] if value is None else [value] if isinstance(value, str) else value
-    is_fine = isinstance(stops, list) and len(stops) <= _MAX_STOPS
-    if not is_fine or not all(isinstance(stop, str) and stop for stop in stops):
-        raise _refused("stop", f"stop must be at most {_MAX_STOPS} non-empty strings")
-    return tuple(stops)
-
-
-def _number(body: dict[str, Any], name: str, *, low: float, high: float) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise _refused(name, f"{name} must be a number from {low:g} to {high:g}")
-    return float(value)
-
-
-def _integer(body: dict[str, Any], name: str, *, low: int) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**63:
-        raise _refused(name, f"{name} must be an integer of at least {low}")
-    return value
-
-
-def _typed(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kind):
-        raise _refused(name, f"{name} must be of type {kind.__name__}")
-    return value
-
-
-def _refused(param: str, message: str) -> Refusal:
-    return Refusal(message, param=param)
