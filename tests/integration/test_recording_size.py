@@ -5,8 +5,8 @@ import random
 from pathlib import Path
 
 import pytest
-
 from harness_bodies import Conversation
+
 from opengyre.gateway.body import body_delta, restore_body
 from opengyre.seams.records import SegmentRef, Span, TokenRecord, TurnRecord
 from opengyre.store.segments import SegmentReader, SegmentWriter
