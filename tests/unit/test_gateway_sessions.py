@@ -120,8 +120,8 @@ def test_a_retry_needs_an_abandoned_attempt_and_uses_it_up() -> None:
     one = session()
     first = admit(one, USER, name="a")
     assert admit(one, USER, name="a").turn == "e1.t2"
-    one.abandon(first)
-    one.abandon(first)
+    one.abandon(first, [])
+    one.abandon(first, [])
     again = admit(one, USER, name="a")
     assert (again.turn, again.attempt) == ("e1.t1", 1)
     assert again.place.prompt_ids == first.place.prompt_ids

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from opengyre.gateway.connection import ClientLeft, Connection
 from opengyre.gateway.dialects import openai_chat
 from opengyre.gateway.dialects.dialect import Dialect
-from opengyre.gateway.dialects.registry import OPENAI_CHAT
+from opengyre.gateway.dialects.registry import OPENAI_CHAT, OPENAI_RESPONSES
 from opengyre.gateway.exchange import answer_json, refuse
 from opengyre.gateway.request import Refusal, RefusalKind
 
@@ -34,7 +34,7 @@ class _Operation(StrEnum):
     UNKNOWN = ""
 
 
-_DIALECTS: dict[_Operation, Dialect] = {_Operation.CHAT: OPENAI_CHAT}
+_DIALECTS = {_Operation.CHAT: OPENAI_CHAT, _Operation.RESPONSES: OPENAI_RESPONSES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class _Endpoint:
         if not self._surface.is_allowed(target.execution, _keys_sent(connection)):
             raise Refusal("unknown execution or wrong API key", kind=RefusalKind.UNAUTHORIZED)
         match method, target.operation:
-            case "POST", _Operation.CHAT:
+            case "POST", _Operation.CHAT | _Operation.RESPONSES:
                 await self._surface.complete(await _asked(target, dialect, connection))
             case "GET" | "HEAD", _Operation.MODELS:
                 await answer_json(connection, self._models(target, dialect))

@@ -80,7 +80,7 @@ class Exchange:
         """Abandoned at once if its client is gone or says that it tries again."""
         if is_marked or self._connection.is_gone:
             self.abort()
-            self._parts.session.abandon(self._parts.attempt)
+            self._abandon()
 
     async def run(self) -> None:
         """Serve it; a client that left is an outcome, not an error.
@@ -191,8 +191,12 @@ class Exchange:
     def _settle(self) -> None:
         if not self._is_committed:
             self._sampled.cut(self._num_fed)
-            self._parts.session.abandon(self._parts.attempt)
+            self._abandon()
             self._parts.keep(self._record())
+
+    def _abandon(self) -> None:
+        seen_ids = self._sampled.ids[: self._num_fed]
+        self._parts.session.abandon(self._parts.attempt, seen_ids)
 
     def _finished(self) -> Answer:
         is_cut = self._sampled.is_length and not self._parser.is_ended_early

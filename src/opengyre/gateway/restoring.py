@@ -18,7 +18,7 @@ def restore_session(session: Session, records: Sequence[TokenRecord]) -> None:
         attempt = _attempt(session, record)
         session.num_turns = max(session.num_turns, attempt.number)
         if not record.header.is_committed:
-            session.abandon(attempt)
+            session.abandon(attempt, record.completion_ids)
             continue
         parser = session.parser(attempt)
         for token in record.completion_ids:

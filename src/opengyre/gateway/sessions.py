@@ -8,6 +8,7 @@ only reads, so that a long prompt can be encoded in another thread; all else is 
 """
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,10 +26,11 @@ from opengyre.gateway.history import (
 )
 from opengyre.gateway.output import AnswerParser
 from opengyre.gateway.rendering import ModelRenderer
-from opengyre.gateway.request import Call, ChoiceMode, Message, Refusal, Request, Role
+from opengyre.gateway.request import Call, CallEnd, ChoiceMode, Message, Refusal, Request, Role
 from opengyre.seams.records import TokenRecord
 
 _NUM_KEPT_BODIES = 8
+_NUM_KEPT_CUTS = 16
 
 
 class ForkReason(StrEnum):
@@ -37,6 +39,7 @@ class ForkReason(StrEnum):
     REWRITTEN_TURN = "an assistant message after the known history is not ours"
     REWRITTEN_REASONING = "reasoning was rewritten"
     NO_BRIDGE = "the chat format cannot be extended by these messages"
+    KEPT_PARTS = "whole parts of an answer that was cut are its history"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +109,14 @@ class Attempt:
         return f"{self.turn}.a{self.attempt}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What was sampled of an answer whose end never came."""
+
+    attempt: Attempt
+    completion_ids: list[int]
+
+
 @dataclass(slots=True, kw_only=True)
 class Session:
     """`execution`'s turns. `admit` and `commit`/`abandon` are synchronous: no half states."""
@@ -119,6 +130,7 @@ class Session:
     _calls_by_id: dict[str, Call] = field(default_factory=dict)
     _retryable: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
     _bodies: dict[str, bytes] = field(default_factory=dict)
+    _cuts: deque[Cut] = field(default_factory=lambda: deque(maxlen=_NUM_KEPT_CUTS))
     _latest: Node | None = None
 
     def place(self, incoming: Incoming) -> Place:
@@ -212,10 +224,14 @@ class Session:
         self._latest = node
         return node
 
-    def abandon(self, attempt: Attempt) -> None:
-        """Its terminal event will never be written: the same body is a retry of it. Idempotent."""
+    def abandon(self, attempt: Attempt, completion_ids: Sequence[int]) -> None:
+        """Its terminal event will never be written: the same body is a retry of it. Idempotent.
+
+        A client may go on from the whole parts of `completion_ids` that it has seen.
+        """
         if attempt.is_abandoned:
             return
+        self._cuts.append(Cut(attempt=attempt, completion_ids=list(completion_ids)))
         attempt.is_abandoned = True
         following = (attempt.number, attempt.attempt + 1)
         self._retryable.setdefault(attempt.incoming.key, []).append(following)
@@ -249,42 +265,79 @@ class Session:
     def _attach(
         self, messages: Sequence[Message], request: Request, keys: list[bytes]
     ) -> tuple[Node | None, list[int], ForkReason]:
-        node, num_matched, reason = self._longest_match(messages, keys)
-        if node is not None and not reason:
-            extended = self._extend(node, messages[num_matched:])
-            if extended is not None:
-                return node, extended, ForkReason.NONE
-            is_rewritten = any(m.role is Role.ASSISTANT for m in messages[num_matched:])
-            reason = ForkReason.REWRITTEN_TURN if is_rewritten else ForkReason.NO_BRIDGE
+        """(turn it comes after or is nearest to, prompt ids, why it forks from it)."""
+        reason = ForkReason.NEW_ROOT
+        node: Node | None = None
+        for k in range(len(messages), 0, -1):
+            if messages[k - 1].role is not Role.ASSISTANT:
+                continue
+            if nodes := self._nodes_by_key.get(keys[k]):
+                node = _best(nodes, messages[k - 1])
+                extended, reason = self._extended(node, messages[k - 1], messages[k:], request)
+                if extended is not None:
+                    return node, extended, ForkReason.NONE
+                break
+            if (resumed := self._resumed(messages[k - 1], messages[k:], keys[k - 1])) is not None:
+                return *resumed, ForkReason.KEPT_PARTS
+            reason = ForkReason.REWRITTEN_TURN
         if self._latest is None:
             reason = ForkReason.NONE
         restored = [self._restored(message) for message in messages]
         prompt_ids = self.renderer.root(restored, request.offered_tools)
         return node or self._latest, prompt_ids, reason
 
-    def _longest_match(
-        self, messages: Sequence[Message], keys: list[bytes]
-    ) -> tuple[Node | None, int, ForkReason]:
-        for k in range(len(messages), 0, -1):
-            if messages[k - 1].role is not Role.ASSISTANT:
-                continue
-            nodes = self._nodes_by_key.get(keys[k])
-            if nodes:
-                node = _best(nodes, messages[k - 1])
-                is_same = is_same_reasoning(messages[k - 1].reasoning, node.message.reasoning)
-                reason = ForkReason.NONE if is_same else ForkReason.REWRITTEN_REASONING
-                return node, k, reason
-        has_foreign = any(message.role is Role.ASSISTANT for message in messages)
-        reason = ForkReason.REWRITTEN_TURN if has_foreign else ForkReason.NEW_ROOT
-        return None, 0, reason
-
-    def _extend(self, node: Node, new_messages: Sequence[Message]) -> list[int] | None:
-        if not new_messages or any(m.role is Role.ASSISTANT for m in new_messages):
-            return None
+    def _extended(
+        self, node: Node, sent: Message, new_messages: Sequence[Message], request: Request
+    ) -> tuple[list[int] | None, ForkReason]:
+        """The prompt after `node`, whose answer came back as `sent`; None and why there is none."""
+        if not is_same_reasoning(sent.reasoning, node.message.reasoning):
+            return None, ForkReason.REWRITTEN_REASONING
+        if any(message.role is Role.ASSISTANT for message in new_messages):
+            return None, ForkReason.REWRITTEN_TURN
         before = full_ids(node)
         split = len(before) - len(node.completion)
-        extended = self.renderer.extend(before[:split], before[split:], new_messages)
-        is_exact = extended is not None and extended[: len(before)] == before
+        extended = self._bridge(before[:split], before[split:], new_messages)
+        return extended, ForkReason.NO_BRIDGE
+
+    def _resumed(
+        self, sent: Message, new_messages: Sequence[Message], key: bytes
+    ) -> tuple[Node | None, list[int]] | None:
+        """Parent and prompt if `sent` is the whole parts of an answer to `key` that was cut."""
+        if any(message.role is Role.ASSISTANT for message in new_messages):
+            return None
+        for cut in reversed(self._cuts):
+            place = cut.attempt.place
+            if place.history_key != key:
+                continue
+            ids = self._seen_ids(cut, sent)
+            if not ids:
+                continue
+            if not new_messages:
+                return place.parent, place.prompt_ids + ids
+            bridged = self._bridge(place.prompt_ids, ids, new_messages)
+            if bridged is not None:
+                return place.parent, bridged
+        return None
+
+    def _seen_ids(self, cut: Cut, sent: Message) -> list[int]:
+        """The ids of `cut` up to the end of what `sent` says; none if it says something else."""
+        parser = self.parser(cut.attempt)
+        wanted = next_key(b"", sent)
+        for number, token in enumerate(cut.completion_ids, start=1):
+            has_ended = any(isinstance(piece, CallEnd) for piece in parser.feed(token))
+            if has_ended and next_key(b"", parser.message()) == wanted:
+                return cut.completion_ids[:number]
+        parser.finish()
+        return cut.completion_ids if next_key(b"", parser.message()) == wanted else []
+
+    def _bridge(
+        self, prompt_ids: list[int], completion_ids: list[int], new_messages: Sequence[Message]
+    ) -> list[int] | None:
+        if not new_messages:
+            return None
+        extended = self.renderer.extend(prompt_ids, completion_ids, new_messages)
+        num_before = len(prompt_ids) + len(completion_ids)
+        is_exact = extended is not None and extended[:num_before] == prompt_ids + completion_ids
         return extended if is_exact else None
 
     def _restored(self, message: Message) -> Message:

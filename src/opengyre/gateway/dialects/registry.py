@@ -2,6 +2,8 @@
 
 from opengyre.gateway.dialects.dialect import Dialect
 from opengyre.gateway.dialects.openai_chat import OpenAIChat
+from opengyre.gateway.dialects.openai_responses import OpenAIResponses
 
 OPENAI_CHAT: Dialect = OpenAIChat()
-DIALECTS: dict[str, Dialect] = {one.name: one for one in (OPENAI_CHAT,)}
+OPENAI_RESPONSES: Dialect = OpenAIResponses()
+DIALECTS: dict[str, Dialect] = {one.name: one for one in (OPENAI_CHAT, OPENAI_RESPONSES)}
