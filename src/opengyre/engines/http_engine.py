@@ -151,7 +151,7 @@ class HttpEngine:
         for call in list(self._calls.values()):
             call.stop(Finish.CANCELLED)
         try:
-            await self._tasks.__aexit__(kind, error, trace)
+            await self._tasks.__aexit__(None, None, None)
         finally:
             self._pool.close()
 
@@ -223,7 +223,8 @@ class HttpEngine:
                     self._on_trouble("silent")
                     call.stop(Finish.ERROR, f"no token in {SILENCE_MAX_S:g} s")
         finally:
-            del self._calls[request.request_id]
+            if self._calls.get(request.request_id) is call:
+                del self._calls[request.request_id]
 
     async def _send(self, request: GenerateRequest, call: _Call) -> None:
         body = self.wire.body(request)
@@ -261,7 +262,8 @@ class HttpEngine:
             self._tasks.create_task(self._stop(request_id, Finish.CANCELLED))
 
     def _refusal(self, request: GenerateRequest, room: int) -> str:
-        if request.request_id in self._calls:
+        known = self._calls.get(request.request_id)
+        if known is not None and not known.stream.is_ended:
             return f"request {request.request_id} is already here"
         if len(self._calls) >= MAX_REQUESTS:
             return f"engine is full: {len(self._calls)} requests are under way"

@@ -3,9 +3,10 @@
 Owns: its shapes. Must not know: HTTP, who asks. Events carry either what is new or everything so
 far (`--incremental-streaming-output` makes it the former, which is cheaper); both are read by the
 count of completion tokens they tell. A request stops by `/abort_request`. Its `ignore_eos` would
-switch stop ids off too, so the model's own end token ends a request as well. No seed is sent: it
-is honoured only by servers in deterministic mode, and a resumed request would differ all the same.
-Logprobs are those at the request's temperature, before top-p and top-k.
+switch stop ids off too, so the model's own end token ends a request as well. The seed, of which it
+takes 31 bits, counts only in `--enable-deterministic-inference`; without it a resumed request goes
+on otherwise than an unbroken one. Logprobs are those at the request's temperature, before top-p
+and top-k.
 """
 
 import msgspec
@@ -16,6 +17,7 @@ from opengyre.seams.errors import BoundaryError
 
 LOGPROB_MODE = "processed"
 _FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
+_SEED_MASK = 2**31 - 1
 _encoder = msgspec.json.Encoder()
 
 
@@ -55,6 +57,7 @@ class SglangGenerate:
             "top_k": request.top_k or -1,
             "stop_token_ids": request.stop_ids,
             "skip_special_tokens": False,
+            "sampling_seed": request.seed & _SEED_MASK,
         }
         return _encoder.encode(
             {
