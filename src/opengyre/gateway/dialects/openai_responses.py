@@ -84,6 +84,7 @@ class OpenAIResponses:
             has_usage_event=True,
             has_logprobs=_LOGPROBS in options,
             previous=_previous(body),
+            has_instructions=bool(body.get("instructions")),
         )
 
     def form(
