@@ -75,10 +75,13 @@ def test_of_several_attempts_the_committed_one_stands_for_the_turn() -> None:
     assert account == TokenAccount(sampled=6, trained=3, dropped={"not_committed": 3})
 
 
-def test_a_title_call_is_masked_by_its_role() -> None:
-    paths, account = paths_of([replace(_turn(1), role="side")])
-    assert paths == []
-    assert account == TokenAccount(sampled=3, masked={"side_role": 3})
+def test_a_turn_of_an_untrained_role_is_masked() -> None:
+    for role, untrained_roles in [("side", ("side",)), ("main-summary", ("main-summary",))]:
+        turn = replace(_turn(1), role=role)
+        paths, account = paths_of([turn], untrained_roles=untrained_roles)
+        assert paths == []
+        assert account == TokenAccount(sampled=3, masked={"untrained_role": 3})
+        assert paths_of([turn], untrained_roles=())[1].trained == 3
 
 
 def test_the_first_token_of_an_empty_prompt_cannot_be_trained() -> None:

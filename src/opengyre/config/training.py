@@ -9,6 +9,7 @@ from pydantic import Field
 
 from opengyre.config.base import Section
 
+Role = Literal["main", "main-summary", "sub-agent", "sub-agent-summary", "side"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -45,6 +46,11 @@ class TrainingConfig(Section):
         description="(R - mean) / (std + eps) over a group's valid members, or R - mean",
     )
     advantage_eps: float = Field(default=1e-6, gt=0, le=1, description="eps of the advantage")
+    untrained_roles: tuple[Role, ...] = Field(
+        default=("side",),
+        description="roles whose calls are recorded and not trained: main, main-summary, "
+        "sub-agent, sub-agent-summary, side",
+    )
     emulated_tokens_per_s: float = Field(
         default=20_000.0,
         ge=0,

@@ -6,6 +6,7 @@ the same rows at each call, so a returned micro-step is redone with the same tok
 
 from collections.abc import Sequence
 
+from opengyre.config.training import TrainingConfig
 from opengyre.runtime.book import Book
 from opengyre.store.segments import SegmentReader
 from opengyre.trainer.wire import turn_tokens
@@ -15,13 +16,10 @@ from opengyre.trajectory.rows import paths_of
 
 
 class TrainingRows:
-    def __init__(
-        self, book: Book, reader: SegmentReader, *, baseline: Baseline, eps: float
-    ) -> None:
+    def __init__(self, book: Book, reader: SegmentReader, *, config: TrainingConfig) -> None:
         self._book = book
         self._reader = reader
-        self._baseline = baseline
-        self._eps = eps
+        self._config = config
         self._groups: dict[str, GroupRows] = {}
 
     def rows_of(self, group: str) -> Sequence[Row]:
@@ -32,7 +30,10 @@ class TrainingRows:
         if group not in self._groups:
             members = [self._member(name) for name in self._book.members[group]]
             self._groups[group] = rows_of_group(
-                group, members, baseline=self._baseline, eps=self._eps
+                group,
+                members,
+                baseline=Baseline(self._config.advantage),
+                eps=self._config.advantage_eps,
             )
         return self._groups[group]
 
@@ -43,5 +44,8 @@ class TrainingRows:
     def _member(self, name: str) -> Member:
         one = self._book.executions[name]
         records = [self._reader.read(turn.ref) for turn in one.turns]
-        paths, account = paths_of([turn_tokens(record) for record in records])
+        paths, account = paths_of(
+            [turn_tokens(record) for record in records],
+            untrained_roles=self._config.untrained_roles,
+        )
         return Member(execution=name, reward=one.reward, paths=paths, account=account)

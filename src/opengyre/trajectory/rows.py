@@ -16,7 +16,7 @@ class Reason(StrEnum):
 
     NOT_COMMITTED = "not_committed"
     SUPERSEDED_ATTEMPT = "superseded_attempt"
-    SIDE_ROLE = "side_role"
+    UNTRAINED_ROLE = "untrained_role"
     NO_CONTEXT = "no_context"
     NO_VARIANCE = "no_variance"
     NO_VERDICT = "no_verdict"
@@ -85,14 +85,20 @@ class TokenAccount:
         )
 
 
-def paths_of(turns: Sequence[TurnTokens]) -> tuple[list[Path], TokenAccount]:
+UNTRAINED_ROLES = ("side",)
+
+
+def paths_of(
+    turns: Sequence[TurnTokens], *, untrained_roles: Sequence[str] = UNTRAINED_ROLES
+) -> tuple[list[Path], TokenAccount]:
     """Paths of one execution in the order of their first turn, and the account of its tokens.
 
     `turns` in the order in which they were received. A turn that extends the whole of its
     parent continues the parent's path unless another turn already did; every other turn with
-    trainable tokens starts a path in which what it kept is context. Raises BrokenRecordError.
+    trainable tokens starts a path in which what it kept is context. Turns of `untrained_roles` are
+    context only. Raises BrokenRecordError.
     """
-    builder = _Builder(turns)
+    builder = _Builder(turns, untrained_roles)
     for turn in turns:
         builder.add(turn)
     return builder.paths(), builder.account()
@@ -148,7 +154,8 @@ _NO_PLACE = _Place(token_ids=[], num_tokens=0)
 
 
 class _Builder:
-    def __init__(self, turns: Sequence[TurnTokens]) -> None:
+    def __init__(self, turns: Sequence[TurnTokens], untrained_roles: Sequence[str]) -> None:
+        self._untrained_roles = untrained_roles
         self._kept_attempts = _kept_attempts(turns)
         self._place_by_turn: dict[str, _Place] = {}
         self._open_line_by_turn: dict[str, _Line] = {}
@@ -221,8 +228,8 @@ class _Builder:
 
     def _mask_of(self, turn: TurnTokens, *, has_context: bool) -> list[int]:
         num_tokens = len(turn.completion_ids)
-        if turn.role == "side":
-            self._masked[Reason.SIDE_ROLE] += num_tokens
+        if turn.role in self._untrained_roles:
+            self._masked[Reason.UNTRAINED_ROLE] += num_tokens
             return [0] * num_tokens
         mask = [1] * num_tokens
         if mask and not has_context:
