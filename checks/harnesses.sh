@@ -20,6 +20,16 @@ lacks() {
     echo "make: $1" | tee -a "$missing" >&2
 }
 
+# Agents run under user ids of their own, which reach the system's Python but not one of a home.
+any_users_python() {
+    if /usr/bin/python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' \
+        2>/dev/null; then
+        echo /usr/bin/python3
+    else
+        echo "$python"
+    fi
+}
+
 install_node() {
     if ! command -v npm >/dev/null; then
         lacks "claude, codex and qwen need npm (Node 20 or newer): it is not on the PATH"
@@ -38,7 +48,7 @@ install_node() {
 
 install_mini() {
     echo "Installing $mini_package into $root/mini"
-    if "$python" -m venv --clear "$root/mini" >"$log" 2>&1 &&
+    if "$(any_users_python)" -m venv --clear "$root/mini" >"$log" 2>&1 &&
         "$root/mini/bin/python" -m pip --disable-pip-version-check --quiet \
             install "$mini_package" >"$log" 2>&1; then
         echo "$mini_package" >"$root/mini/.installed"

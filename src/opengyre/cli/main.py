@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from opengyre.cli import config, plan, run, simulate, train
+from opengyre.cli import config, harness, plan, run, simulate, train
 from opengyre.cli.errors import GyreGroup
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command(name="simulate")(simulate.simulate)
 app.command(name="plan")(plan.plan)
 app.add_typer(run.run_app, name="run")
 app.add_typer(config.app, name="config")
+app.add_typer(harness.app, name="harness")
 
 
 def _print_version(is_wanted: bool) -> None:

@@ -68,8 +68,15 @@ def _checked_home_path(path: str) -> str:
     return path
 
 
+def _checked_system_path(path: str) -> str:
+    if not PurePosixPath(path).is_absolute() or "\0" in path:
+        raise ValueError("expected an absolute path")
+    return path
+
+
 Template = Annotated[str, AfterValidator(_checked_template)]
 Regex = Annotated[str, AfterValidator(_checked_regex)]
+SystemPath = Annotated[str, AfterValidator(_checked_system_path)]
 HomePath = Annotated[str, AfterValidator(_checked_home_path)]
 ProgramName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 
@@ -89,6 +96,9 @@ class Launch(Section):
     )
     needs: tuple[ProgramName, ...] = Field(
         default=(), description="other programs it starts, put on its PATH"
+    )
+    readable: tuple[SystemPath, ...] = Field(
+        default=(), description="what else it must read, as absolute paths; /proc/self is its own"
     )
     argv: tuple[Template, ...] = Field(default=(), description="command line")
     env: dict[str, Template] = Field(default={}, description="added to the OPENAI_* variables")

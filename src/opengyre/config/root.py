@@ -22,6 +22,8 @@ from opengyre.config.sections import (
 )
 from opengyre.config.training import TrainingConfig
 
+MAX_PORT = 65_535
+
 
 class RunConfig(Section):
     """A whole run. Tables without required keys may be left out of the TOML."""
@@ -50,6 +52,7 @@ def find_problems(config: RunConfig) -> list[str]:
         *_token_problems(config),
         *_task_problems(config),
         *_program_problems(config),
+        *_gateway_problems(config.gateway),
     ]
 
 
@@ -131,6 +134,16 @@ def _task_problems(config: RunConfig) -> list[str]:
             "at_end = false; or leave [eval] out"
         )
     return problems
+
+
+def _gateway_problems(gateway: GatewayConfig) -> list[str]:
+    last = gateway.port + gateway.num_processes - 1
+    if gateway.port == 0 or last <= MAX_PORT:
+        return []
+    return [
+        f"gateway.port = {gateway.port}: expected at most {MAX_PORT - gateway.num_processes + 1}; "
+        f"the {gateway.num_processes} processes listen at this port and the next ones"
+    ]
 
 
 def _program_problems(config: RunConfig) -> list[str]:

@@ -134,7 +134,12 @@ class GatewayConfig(Section):
     """`[gateway]`: the HTTP server harnesses talk to."""
 
     host: str = Field(default="127.0.0.1", min_length=1, description="address it listens on")
-    port: int = Field(default=0, ge=0, le=65_535, description="0 takes a free port")
+    port: int = Field(
+        default=0, ge=0, le=65_535, description="of the first process, the next ones follow; 0: any"
+    )
+    num_processes: int = Field(
+        default=1, ge=1, le=64, description="processes that share the executions"
+    )
     hold_comment_s: float = Field(
         default=8.0, gt=0, le=60, description="time between comments on a stream that is held"
     )

@@ -21,7 +21,7 @@ from opengyre.seams.harness import HarnessJob, LaunchSpec
 
 GYRE_AGENT = Path(__file__).with_name("gyre_agent.py").resolve()
 INSTRUCTION_FILE = "instruction.md"
-HOME_FOLDER = "home"
+HOME_FOLDER, TEMPORARY_FOLDER = "home", "tmp"
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -50,8 +50,9 @@ class ProfileHarness:
         return self.profile.name
 
     def prepare(self, job: HarnessJob) -> LaunchSpec:
-        home = job.private_tmp / HOME_FOLDER
+        home, temporary = (job.private_tmp / one for one in (HOME_FOLDER, TEMPORARY_FOLDER))
         home.mkdir()
+        temporary.mkdir()
         values = {**self.values, **_job_values(job, home)}
         launch = self.profile.launch
         for file in launch.files:
@@ -64,6 +65,7 @@ class ProfileHarness:
             private_tmp=job.private_tmp,
             env={
                 "HOME": str(home),
+                "TMPDIR": str(temporary),
                 "PATH": ":".join((*map(str, self.bins), PROGRAM_PATH)),
                 "OPENAI_BASE_URL": job.base_url,
                 "OPENAI_API_KEY": job.api_key,
@@ -110,6 +112,7 @@ def open_harness(
         read_only_paths=(
             *(() if program is None else program.read_only_paths),
             *_readable(staged, (*profile.launch.argv, *command)),
+            *map(Path, profile.launch.readable),
         ),
     )
 

@@ -129,14 +129,14 @@ class Executions:
             result = await self._launch_once(one, folder)
             is_over = self._stops[one.execution].is_set()
             if not result.is_our_fault or is_over or one.num_launches >= self._parts.max_launches:
-                return _outcome(result), result
+                return outcome_of(result), result
             log.warning("%s is launched again: %s", one.execution, result.reason)
             await self._end_session(one)
 
     async def _launch_once(self, one: Execution, folder: Path) -> LaunchResult:
         key = secrets.token_urlsafe(24)
         try:
-            await asyncio.to_thread(_make_folders, folder, one.task)
+            await asyncio.to_thread(make_folders, folder, one.task)
             await self._processes.call("gateway", self._session(one, key))
             spec = self._parts.harness.prepare(self._job(one, folder, key))
             stop = self._stops[one.execution]
@@ -202,7 +202,7 @@ def _held_s(one: Execution) -> float:
     return one.held.total_s(asyncio.get_running_loop().time())
 
 
-def _outcome(result: LaunchResult) -> Outcome:
+def outcome_of(result: LaunchResult) -> Outcome:
     if result.is_our_fault:
         return Outcome.LOST
     if result.is_timed_out:
@@ -213,7 +213,7 @@ def _outcome(result: LaunchResult) -> Outcome:
     return Outcome.COMPLETED if has_completed else Outcome.FAILED
 
 
-def _make_folders(folder: Path, task: Task) -> None:
+def make_folders(folder: Path, task: Task) -> None:
     """A fresh workspace from the task's files, and an empty private temporary folder."""
     remove_tree(folder)
     (folder / "tmp").mkdir(parents=True)

@@ -1,0 +1,101 @@
+"""`gyre harness try`: from what a person asked to the report of one execution.
+
+Owns: the choice of task and engine. Must not know: how it is printed. Invariant: everything that
+can be wrong with the input is a ConfigError before a program is started.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from opengyre.config.harness_profile import load_profile
+from opengyre.harness.profiles import check_command
+from opengyre.harness.programs import find_program
+from opengyre.runtime.example_task import SOLUTION_SCRIPT, solution_of, write_example_task
+from opengyre.runtime.scripted_solver import ScriptedSolver
+from opengyre.runtime.try_engine import TryEngine, embedded_try_engine, scripted_try_engine
+from opengyre.runtime.try_harness import Played, Stage, StageSettings, open_stage, play
+from opengyre.runtime.try_report import TryReport, report_of
+from opengyre.seams.errors import ConfigError
+from opengyre.seams.harness import Limits
+from opengyre.seams.tasks import Task
+from opengyre.tasks.harbor import load_task
+
+LOOK_AROUND = "ls -l"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TryAsked:
+    """`harness` is a profile's name or path; `task` None is the example, `model` None a script."""
+
+    harness: str
+    command: tuple[str, ...] = ()
+    program: Path | None = None
+    task: Path | None = None
+    model: str | None = None
+    keep: Path | None = None
+    timeout_s: float = 300.0
+    is_unsafe_allowed: bool = False
+
+
+async def try_harness(asked: TryAsked) -> TryReport:
+    """One execution. Raises ConfigError for the user's input, BoundaryError for the sandbox."""
+    profile = load_profile(asked.harness)
+    if profile.name == "command":
+        check_command(asked.command)
+    elif asked.command:
+        raise ConfigError(f"{profile.name} has a command line of its own: leave COMMAND out")
+    if asked.keep is not None and asked.keep.exists():
+        raise ConfigError(f"--keep {asked.keep}: is there already; name a new folder")
+    program = find_program(profile, asked.program)
+    with tempfile.TemporaryDirectory(prefix="gyre-try-") as scratch:
+        task = load_task(asked.task or write_example_task(Path(scratch, "example")))
+        async with _open_engine(asked, task, Path(scratch)) as chosen:
+            settings = StageSettings(
+                profile=profile,
+                program=program,
+                model=chosen.model,
+                context_tokens=chosen.context_tokens,
+                command=asked.command,
+                limits=_limits(asked, task),
+                is_unsafe_allowed=asked.is_unsafe_allowed,
+            )
+            async with open_stage(settings, {"s0": chosen.engine}) as stage:
+                played = await play(stage, task)
+                await asyncio.to_thread(_keep, stage, played, asked.keep)
+    return report_of(profile.name, played, stage.turns, must_solve=asked.model is None)
+
+
+def _limits(asked: TryAsked, task: Task) -> Limits:
+    limits = Limits(wall_s=asked.timeout_s)
+    if task.agent_wall_s is None:
+        return limits
+    return replace(limits, wall_s=min(limits.wall_s, task.agent_wall_s))
+
+
+@contextlib.asynccontextmanager
+async def _open_engine(asked: TryAsked, task: Task, scratch: Path) -> AsyncIterator[TryEngine]:
+    if asked.model is not None:
+        async with embedded_try_engine(asked.model) as engine:
+            yield engine
+        return
+    solution = solution_of(task.folder)
+    if solution is None:
+        raise ConfigError(
+            f"{task.folder}: has no {SOLUTION_SCRIPT} that a script could run; add it, or let a "
+            "model answer with --model"
+        )
+    solver = ScriptedSolver(commands=(LOOK_AROUND, solution))
+    yield scripted_try_engine(solver, scratch / "model")
+
+
+def _keep(stage: Stage, played: Played, target: Path | None) -> None:
+    """Copy what the execution left; its own links stay links."""
+    if target is None:
+        return
+    shutil.copytree(played.folder, target, symlinks=True)
+    shutil.copytree(stage.work / "tokens", target / "tokens")
