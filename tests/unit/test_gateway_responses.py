@@ -290,6 +290,17 @@ def test_answers_one_after_the_other_stay_two() -> None:
     assert parse([thought, text, thought, text]).messages == (said("a", "r"), said("a", "r"))
 
 
+def test_what_a_client_kept_of_a_cut_answer_stays_apart_from_the_answer_that_came_then() -> None:
+    kept = streamed(said("look", "r"))[-1]["response"]["output"]
+    body = {"input": "hi"}
+    again = DIALECT.form(body, DIALECT.parse(body), name="e000123.t8.a0", created_s=5)
+    later = said("", "r", Call(call_id="call_e000123_t8_a0_0", name="bash", arguments="{}"))
+    output = json.loads(again.whole(finished(later)))["output"]
+    assert parse([*kept, *output]).messages == (said("look", "r"), later)
+    assert parse([kept[0], *output]).messages == (said("", "r"), later)
+    assert parse([*kept, output[1]]).messages == (said("look", "r"), said("", None, *later.calls))
+
+
 def test_every_kind_of_input_is_read() -> None:
     request = parse(
         [

@@ -129,19 +129,20 @@ class ItemReader:
     def _turn(self, item: dict[str, Any], kind: _Kind) -> _Turn:
         """The assistant message that the item belongs to: by its place, else by its ids."""
         owner = _owner(item)
-        turn = self._adjacent(kind) or self._of_owner(owner)
+        turn = self._adjacent(kind, owner) or self._of_owner(owner)
         if turn is None:
             turn = _Turn(owner=owner, last=kind)
             self._done.append(turn)
         turn.last = kind
         return turn
 
-    def _adjacent(self, kind: _Kind) -> _Turn | None:
-        """Reasoning begins an answer; a text beside a text is another one's."""
+    def _adjacent(self, kind: _Kind, owner: str) -> _Turn | None:
+        """Reasoning begins an answer; a text beside a text, or ids of another, are another's."""
         last = self._done[-1] if self._done else None
-        if not isinstance(last, _Turn) or kind is _Kind.REASONING is not last.last:
+        if not isinstance(last, _Turn) or (owner and last.owner and owner != last.owner):
             return None
-        return None if kind is last.last is _Kind.TEXT else last
+        is_next = kind is _Kind.CALL or last.last is _Kind.REASONING
+        return last if is_next or (kind is _Kind.TEXT and last.last is _Kind.CALL) else None
 
     def _of_owner(self, owner: str) -> _Turn | None:
         """Results may stand between the calls of one answer."""
