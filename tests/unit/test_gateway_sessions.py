@@ -178,3 +178,45 @@ def test_meaningless_differences_make_no_other_history() -> None:
     assert not is_same_call(CALLED, replace(CALLED, name="other"))
     assert is_same_reasoning(" a ", "a\n")
     assert not is_same_reasoning("a", None)
+
+
+def sampled(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+FIRST = '<think>\nhm\n</think>\n\nlook<tool_call>\n{"name": "bash", "arguments": {"n": 5000.0}}\n'
+KEPT = FIRST + "</tool_call>"
+CUT = KEPT + '\n<tool_call>\n{"name": "bash", "argu'
+
+
+def cut_answer(one: Session) -> tuple[Attempt, Message]:
+    """An attempt whose answer broke off in its second call, and what a client keeps of it."""
+    attempt = admit(one, USER)
+    one.abandon(attempt, sampled(CUT))
+    return attempt, replace(said("look"), calls=(call('{"n":5000}'),))
+
+
+def test_whole_parts_of_a_cut_answer_are_the_tokens_of_the_next_prompt() -> None:
+    one = session()
+    first, kept = cut_answer(one)
+    result = Message(role=Role.TOOL, text="ok", call_id="call_1")
+    grown = admit(one, USER, kept, result, name="grown")
+    before = first.place.prompt_ids + sampled(KEPT)
+    assert grown.place.prompt_ids[: len(before)] == before
+    assert grown.place.fork_reason is ForkReason.KEPT_PARTS
+    assert (grown.turn, grown.attempt) == ("e1.t2", 0)
+    after = TOKENIZER.decode(grown.place.prompt_ids[len(before) :], skip_special_tokens=False)
+    assert after.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>\nok")
+
+
+def test_a_cut_answer_with_nothing_after_it_is_gone_on_with() -> None:
+    one = session()
+    first, kept = cut_answer(one)
+    assert admit(one, USER, kept).place.prompt_ids == first.place.prompt_ids + sampled(KEPT)
+
+
+def test_another_answer_than_the_one_that_was_cut_is_no_part_of_it() -> None:
+    one = session()
+    _, kept = cut_answer(one)
+    for other in [replace(kept, text="other"), replace(kept, calls=()), said("look")]:
+        assert admit(one, USER, other, USER).place.fork_reason is not ForkReason.KEPT_PARTS

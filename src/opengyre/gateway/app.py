@@ -14,9 +14,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from opengyre.gateway.connection import ClientLeft, Connection
-from opengyre.gateway.dialects import openai_chat
+from opengyre.gateway.dialects import anthropic, openai_chat
 from opengyre.gateway.dialects.dialect import Dialect
-from opengyre.gateway.dialects.registry import OPENAI_CHAT, OPENAI_RESPONSES
+from opengyre.gateway.dialects.registry import ANTHROPIC, OPENAI_CHAT, OPENAI_RESPONSES
 from opengyre.gateway.exchange import answer_json, refuse
 from opengyre.gateway.request import Refusal, RefusalKind
 
@@ -34,7 +34,12 @@ class _Operation(StrEnum):
     UNKNOWN = ""
 
 
-_DIALECTS = {_Operation.CHAT: OPENAI_CHAT, _Operation.RESPONSES: OPENAI_RESPONSES}
+_DIALECTS = {
+    _Operation.CHAT: OPENAI_CHAT,
+    _Operation.RESPONSES: OPENAI_RESPONSES,
+    _Operation.MESSAGES: ANTHROPIC,
+    _Operation.COUNT_TOKENS: ANTHROPIC,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +99,12 @@ class _Endpoint:
         if not self._surface.is_allowed(target.execution, _keys_sent(connection)):
             raise Refusal("unknown execution or wrong API key", kind=RefusalKind.UNAUTHORIZED)
         match method, target.operation:
-            case "POST", _Operation.CHAT | _Operation.RESPONSES:
+            case "POST", _Operation.CHAT | _Operation.RESPONSES | _Operation.MESSAGES:
                 await self._surface.complete(await _asked(target, dialect, connection))
+            case "POST", _Operation.COUNT_TOKENS:
+                asked = await _asked(target, dialect, connection)
+                num_tokens = await self._surface.count_tokens(asked)
+                await answer_json(connection, anthropic.count_tokens_json(num_tokens))
             case "GET" | "HEAD", _Operation.MODELS:
                 await answer_json(connection, self._models(target, dialect))
             case _:
@@ -106,10 +115,12 @@ class _Endpoint:
         known, created_s = self._surface.model, self._surface.created_s
         if target.model not in ("", known):
             raise Refusal(f"no such model: {target.model}", kind=RefusalKind.NOT_FOUND)
-        form = openai_chat
+        is_anthropic = dialect is ANTHROPIC
         if target.model:
-            return form.model_json(known, created_s=created_s)
-        return form.models_json(known, created_s=created_s)
+            one = anthropic.model_json if is_anthropic else openai_chat.model_json
+            return one(known, created_s=created_s)
+        every = anthropic.models_json if is_anthropic else openai_chat.models_json
+        return every(known, created_s=created_s)
 
 
 def make_app(surface: Surface) -> Starlette:
@@ -144,7 +155,7 @@ def _operation(parts: list[str]) -> tuple[_Operation, str, int]:
 
 def _spoken(connection: Connection) -> Dialect:
     """The protocol of a path that belongs to none."""
-    return OPENAI_CHAT
+    return ANTHROPIC if connection.header("anthropic-version") else OPENAI_CHAT
 
 
 def _keys_sent(connection: Connection) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Self, TypeVar
 
 from opengyre.gateway import body as bodies
 from opengyre.gateway.app import Asked, Surface, make_app
+from opengyre.gateway.connection import Connection
 from opengyre.gateway.continuation import Continued, Generation, GenerationPlan
 from opengyre.gateway.dialects.dialect import AnswerForm
 from opengyre.gateway.exchange import Exchange, ExchangeParts
@@ -262,7 +263,10 @@ class Gateway:
         place = await _off_loop(incoming.body, lambda: one.session.place(incoming))
         await self._records.wait_room()
         attempt = self._session_of(asked).session.admit(incoming, place)
-        exchange = self._exchange(one, attempt, asked)
+        form = asked.dialect.form(
+            incoming.raw, incoming.request, name=attempt.name, created_s=int(time.time())
+        )
+        exchange = self._exchange(one, attempt, asked.connection, form)
         one.running[exchange] = None
         try:
             await exchange.run()
@@ -308,7 +312,9 @@ class Gateway:
         for exchange in same:
             exchange.yield_to_retry(is_marked=is_marked)
 
-    def _exchange(self, one: _Open, attempt: Attempt, asked: Asked) -> Exchange:
+    def _exchange(
+        self, one: _Open, attempt: Attempt, connection: Connection, form: AnswerForm
+    ) -> Exchange:
         generation = Generation(
             GenerationPlan(
                 turn=attempt.turn,
@@ -322,10 +328,10 @@ class Gateway:
         parts = ExchangeParts(
             session=one.session,
             attempt=attempt,
-            form=_form(attempt, asked),
+            form=form,
             generation=generation,
             parser=one.session.parser(attempt),
-            connection=asked.connection,
+            connection=connection,
             keep=self._records.append,
             now_s=self._now_s,
             token_bytes=self._renderer.token_bytes,
@@ -353,13 +359,6 @@ class Gateway:
 async def _off_loop(body: bytes, work: Callable[[], _T]) -> _T:
     """What takes long with a long body must not keep the others waiting."""
     return work() if len(body) < _OFF_LOOP_BYTES else await asyncio.to_thread(work)
-
-
-def _form(attempt: Attempt, asked: Asked) -> AnswerForm:
-    incoming = attempt.incoming
-    return asked.dialect.form(
-        incoming.raw, incoming.request, name=attempt.name, created_s=int(time.time())
-    )
 
 
 def turn_seed(execution_seed: int, turn: int, sampling: Sampling) -> int:

@@ -43,6 +43,6 @@ def _attempt(session: Session, record: TokenRecord) -> Attempt:
         execution=session.execution,
         number=int(header.turn.rpartition(".t")[2]),
         attempt=header.attempt,
-        incoming=incoming,
+        incoming=incoming.placed(),
         place=session.place_recorded(incoming, record),
     )

@@ -10,7 +10,7 @@ only reads, so that a long prompt can be encoded in another thread; all else is 
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -53,6 +53,11 @@ class Incoming:
     key: bytes
     protocol: str
     role: str = "main"
+
+    def placed(self) -> "Incoming":
+        """What is still needed of it once its prompt is known: a long history is let go."""
+        request = replace(self.request, messages=(), tools=())
+        return replace(self, request=request, raw={})
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -184,7 +189,7 @@ class Session:
             execution=self.execution,
             number=number,
             attempt=attempt,
-            incoming=incoming,
+            incoming=incoming.placed(),
             place=place,
         )
 
