@@ -1,8 +1,9 @@
-"""Sampled ids to answer pieces as they come, for formats with `<think>` and `<tool_call>` markers.
+"""Sampled ids to answer pieces as they come, for every family of the table.
 
-Owns: the phases of an answer. Must not know: engines, dialects. Invariants: the pieces do not
-depend on how the ids were split; joined they are `message()`; a call's arguments come as they are
-sampled and are never repaired; a block without a name is text.
+Owns: the phases of an answer. Must not know: engines, dialects, how a block's text is read.
+Invariants: the pieces do not depend on how the ids were split; joined they are `message()`; a
+call's arguments come as they are sampled (or as the family's own reader reads them) and are never
+repaired; a block without a name is text; text after the first call is not shown.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +12,8 @@ from enum import Enum, auto
 
 from opengyre.gateway.call_json import JsonCall
 from opengyre.gateway.detokenize import TextDecoder
+from opengyre.gateway.families import InReasoning, Stream
+from opengyre.gateway.markers import Markers
 from opengyre.gateway.request import (
     Call,
     CallEnd,
@@ -25,81 +28,81 @@ from opengyre.gateway.request import (
 )
 from opengyre.gateway.visible import VisibleText
 
+ReadCall = tuple[str, str]
+"""Name and arguments."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Markers:
-    """The marker ids of a family and its vocabulary as bytes."""
+class AnswerPlan:
+    """What one answer's client asked for.
 
-    think: int
-    think_end: int
-    call: int
-    call_end: int
-    stops: frozenset[int]
-    table: list[bytes]
+    `call_id(index)` names the calls. Unless `is_parallel` the answer ends after its first call.
+    `forced` are ids at the prompt's end that already belong to the answer. `read_calls` reads the
+    ids of a block (the whole answer's with Stream.TAIL) and gives [] where there is no call.
+    """
+
+    stops: tuple[str, ...]
+    call_id: Callable[[int], str]
+    read_calls: Callable[[Sequence[int]], list[ReadCall]]
+    is_parallel: bool = True
+    forced: Sequence[int] = ()
 
 
 class _Phase(Enum):
     START = auto()
+    HEADER = auto()  # of a part whose kind the next marker tells
     REASONING = auto()
-    MAYBE_CALL = auto()  # a call marker inside reasoning: a draft if </think> still comes
+    MAYBE_CALL = auto()  # a call's marker inside reasoning: a draft if it is closed later
     TEXT = auto()
     CALL = auto()
-    AFTER_CALL = auto()
+    TAIL = auto()  # what may be calls, read at the end
     DONE = auto()
 
 
 class AnswerParser:
     """One answer. `feed` gives pieces one id at a time; `finish` gives the rest.
 
-    `call_id(index)` names the calls. Unless `is_parallel` it ends after its first call. `forced`
-    are ids of the prompt's end that already belong to the answer. After `is_stopped` no more ids
-    are wanted; `is_ended_early` if the engine cannot know that and must be stopped.
+    After `is_stopped` no more ids are wanted; `is_ended_early` if the engine cannot know that and
+    must be stopped.
     """
 
-    def __init__(
-        self,
-        markers: Markers,
-        *,
-        stops: tuple[str, ...],
-        call_id: Callable[[int], str],
-        is_parallel: bool = True,
-        forced: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, markers: Markers, plan: AnswerPlan) -> None:
         self._markers = markers
-        self._name_call = call_id
-        self._is_parallel = is_parallel
+        self._plan = plan
         self._decoder = TextDecoder(markers.table)
-        self._phase = _Phase.START
-        self._visible = VisibleText(stops)
-        self._thoughts = VisibleText()
-        self._draft: list[str] = []
-        self._call = JsonCall()
+        self._phase = _Phase.REASONING if markers.starts_in_reasoning else _Phase.START
+        if markers.header >= 0:
+            self._phase = _Phase.HEADER
+        opener = () if markers.is_opener_first or not markers.opener else (markers.opener,)
+        self._visible = VisibleText(plan.stops + opener)
+        self._thoughts = VisibleText(label=markers.label)
+        self._is_past_text = False
+        self._ids: list[int] = []
+        self._block: list[int] = []
+        self._tail: list[str] = []
+        self._json = JsonCall()
+        self._name = ""
         self._call_id = ""
         self._arguments: list[str] = []
         self._shown: list[str] = []
         self._reasoned: list[str] = []
         self._calls: list[Call] = []
-        self._is_ended_early = False
-        self._forced = [piece for token in forced for piece in self._read(token)]
+        self._is_single_done = False
+        self._forced = [piece for token in plan.forced for piece in self._take(token)]
 
     @property
     def is_stopped(self) -> bool:
         """A stop id, a stop string or the only call that was wanted."""
-        return self._phase is _Phase.DONE or self._visible.is_stopped
+        return self._phase is _Phase.DONE or self.is_ended_early
 
     @property
     def is_ended_early(self) -> bool:
-        return self._is_ended_early or self._visible.is_stopped
-
-    @property
-    def is_stop_string(self) -> bool:
-        """Its text came to a stop string: the engine does not know, and must be stopped."""
-        return self._visible.is_stopped
+        return self._is_single_done or bool(self.stop_string)
 
     @property
     def stop_string(self) -> str:
         """The stop string that its text came to, or ""."""
-        return self._visible.stop
+        return self._visible.stop if self._visible.stop in self._plan.stops else ""
 
     def message(self) -> Message:
         """What the client got so far."""
@@ -118,78 +121,111 @@ class AnswerParser:
         return Ending.STOP_STRING if self.stop_string else Ending.STOP
 
     def feed(self, token: int) -> list[Piece]:
+        forced, self._forced = self._forced, []
         if self.is_stopped:
-            return self._take_forced()
+            return forced
         if token in self._markers.stops:
-            return self.finish()
-        return self._take_forced() + self._read(token)
+            return forced + self._end()
+        return forced + self._take(token)
 
     def finish(self) -> list[Piece]:
         """No more ids: everything held back comes out."""
-        return self._take_forced() + self._end()
+        forced, self._forced = self._forced, []
+        return forced + self._end()
 
-    def _take_forced(self) -> list[Piece]:
-        pieces, self._forced = self._forced, []
-        return pieces
+    def _take(self, token: int) -> list[Piece]:
+        self._ids.append(token)
+        return self._read(token)
 
     def _read(self, token: int) -> list[Piece]:
         match self._phase:
             case _Phase.START:
                 return self._start(token)
+            case _Phase.HEADER:
+                return self._head(token)
             case _Phase.REASONING:
                 return self._reason(token)
             case _Phase.MAYBE_CALL:
-                return self._draft_call(token)
-            case _Phase.TEXT | _Phase.AFTER_CALL:
+                return self._draft(token)
+            case _Phase.TEXT:
                 return self._write(token)
-            case _:
+            case _Phase.CALL:
                 return self._collect(token)
+            case _Phase.TAIL:
+                self._tail.append(self._decoder.feed(token))
+        return []
 
     def _end(self) -> list[Piece]:
-        rest = self._decoder.flush()
+        if self._phase is _Phase.MAYBE_CALL:
+            return self._end_reasoning() + self._replay() + self._end()
         phase, self._phase = self._phase, _Phase.DONE
         match phase:
-            case _Phase.START | _Phase.TEXT:
-                return self._text(rest, is_end=True)
             case _Phase.REASONING:
-                return self._thought(rest, is_end=True)
+                return self._thought(self._decoder.flush(), is_end=True)
             case _Phase.CALL:
-                return self._close_call(rest, is_whole=False)
-            case _Phase.MAYBE_CALL:
-                return self._thought("", is_end=True) + self._drafted_calls(rest)
-            case _:
-                return []
+                return self._close_call()
+            case _Phase.TAIL:
+                return self._close_tail()
+            case _Phase.HEADER:
+                return self._text(self._text_of(self._block), is_end=True)
+            case _Phase.START | _Phase.TEXT:
+                return self._text(self._decoder.flush(), is_end=True)
+        return []
 
     def _start(self, token: int) -> list[Piece]:
         if token == self._markers.think:
-            self._visible.feed(self._decoder.flush())
+            self._decoder.flush()
             self._phase = _Phase.REASONING
             return []
-        if token == self._markers.call:
+        if token in (self._markers.call, self._markers.section):
             return self._write(token)
         text = self._decoder.feed(token)
-        if text.strip():
-            self._phase = _Phase.TEXT
+        if not text.strip():
+            return self._text(text)
+        self._phase = _Phase.TEXT
+        if self._markers.is_opener_first and text.lstrip().startswith(self._markers.opener):
+            self._phase, self._tail = _Phase.TAIL, [text]
+            return []
         return self._text(text)
+
+    def _head(self, token: int) -> list[Piece]:
+        if token == self._markers.call:
+            return self._open_call(token)
+        if token not in self._markers.silent and token != self._markers.think:
+            self._block.append(token)
+            return []
+        block, self._block = self._block, []
+        is_reasoning = token == self._markers.think
+        self._phase = _Phase.REASONING if is_reasoning else _Phase.TEXT
+        return self._text(self._text_of(block))
 
     def _reason(self, token: int) -> list[Piece]:
         if token == self._markers.think_end:
             return self._end_reasoning()
-        if token == self._markers.call:
-            pieces = self._thought(self._decoder.flush())
-            self._phase = _Phase.MAYBE_CALL
-            return pieces
         if token == self._markers.think:
             return []
-        return self._thought(self._decoder.feed(token))
+        if token not in (self._markers.call, self._markers.section):
+            return self._thought(self._decoder.feed(token))
+        match self._markers.in_reasoning:
+            case InReasoning.CALL:
+                return self._end_reasoning() + self._write(token)
+            case InReasoning.PART:
+                return self._thought(self._decoder.feed(token))
+            case InReasoning.DRAFT:
+                self._phase, self._block = _Phase.MAYBE_CALL, [token]
+                return self._thought(self._decoder.flush())
 
-    def _draft_call(self, token: int) -> list[Piece]:
-        if token == self._markers.think_end:
-            drafted = "<tool_call>" + "".join([*self._draft, self._decoder.flush()])
-            self._draft = []
-            return self._thought(drafted) + self._end_reasoning()
-        self._draft.append(self._decoder.feed(token))
-        return []
+    def _draft(self, token: int) -> list[Piece]:
+        if token != self._markers.think_end:
+            self._block.append(token)
+            return []
+        drafted, self._block = self._text_of(self._block), []
+        return self._thought(drafted) + self._end_reasoning()
+
+    def _replay(self) -> list[Piece]:
+        """Reasoning that only a call ended: what followed was the answer after all."""
+        block, self._block = self._block, []
+        return [p for token in block if not self.is_stopped for p in self._read(token)]
 
     def _end_reasoning(self) -> list[Piece]:
         self._phase = _Phase.TEXT
@@ -197,59 +233,91 @@ class AnswerParser:
 
     def _write(self, token: int) -> list[Piece]:
         if token == self._markers.call:
-            is_first = self._phase is not _Phase.AFTER_CALL
-            rest = self._decoder.flush()
-            self._phase, self._call = _Phase.CALL, JsonCall()
-            return self._text(rest, is_end=True) if is_first else []
-        text = self._decoder.feed(token)
-        return [] if self._phase is _Phase.AFTER_CALL else self._text(text)
+            return self._open_call(token)
+        if token == self._markers.section:
+            return self._end_text()
+        if token == self._markers.header:
+            self._phase = _Phase.HEADER
+            return self._text(self._decoder.flush())
+        return [] if token in self._markers.silent else self._text(self._decoder.feed(token))
+
+    def _open_call(self, token: int) -> list[Piece]:
+        self._phase, self._json = _Phase.CALL, JsonCall()
+        self._block.append(token)
+        return self._end_text()
+
+    def _end_text(self) -> list[Piece]:
+        pieces = self._text(self._decoder.flush(), is_end=True)
+        self._is_past_text = True
+        return pieces
 
     def _collect(self, token: int) -> list[Piece]:
-        if token != self._markers.call_end:
-            return self._write_call(self._call.feed(self._decoder.feed(token)))
-        self._phase = _Phase.AFTER_CALL
-        pieces = self._close_call(self._decoder.flush(), is_whole=True)
-        if self._calls and not self._is_parallel:
-            self._phase, self._is_ended_early = _Phase.DONE, True
-        return pieces
+        self._block.append(token)
+        if token == self._markers.call_end:
+            self._phase = _Phase.TEXT
+            return self._close_call()
+        if self._markers.stream is Stream.ARGUMENTS:
+            return self._write_call(self._json.feed(self._decoder.feed(token)))
+        return []
+
+    def _close_call(self) -> list[Piece]:
+        block, self._block = self._block, []
+        if self._markers.stream is not Stream.ARGUMENTS:
+            return self._whole_calls(block) or self._show(self._text_of(block))
+        pieces = self._write_call(self._json.feed(self._decoder.flush()))
+        pieces += self._write_call(self._json.close())
+        return pieces + self._end_call() if self._name else self._show(self._text_of(block))
 
     def _write_call(self, arguments: str) -> list[Piece]:
         """`arguments` are the next part of the open call's."""
+        starts = self._json.is_begun and not self._name
+        pieces = self._start_call(self._json.name) if starts else []
+        return pieces + self._add_arguments(arguments)
+
+    def _whole_calls(self, ids: list[int]) -> list[Piece]:
+        found = self._plan.read_calls(ids)
         pieces: list[Piece] = []
+        for name, arguments in found if self._plan.is_parallel else found[:1]:
+            pieces += self._start_call(name) + self._add_arguments(arguments) + self._end_call()
+        return pieces
+
+    def _start_call(self, name: str) -> list[Piece]:
         index = len(self._calls)
-        if self._call.is_begun and not self._call_id:
-            self._call_id = self._name_call(index)
-            pieces.append(CallStart(index=index, call_id=self._call_id, name=self._call.name))
-        if arguments:
-            self._arguments.append(arguments)
-            pieces.append(CallPiece(index=index, text=arguments))
-        return pieces
+        self._name, self._call_id, self._arguments = name, self._plan.call_id(index), []
+        return [CallStart(index=index, call_id=self._call_id, name=name)]
 
-    def _close_call(self, rest: str, *, is_whole: bool) -> list[Piece]:
-        pieces = self._write_call(self._call.feed(rest))
-        pieces += self._write_call(self._call.close())
-        if not self._call.name:
-            end = "</tool_call>" if is_whole else ""
-            return self._show("<tool_call>" + "".join(self._call.raw) + end)
-        call = Call(call_id=self._call_id, name=self._call.name, arguments="".join(self._arguments))
-        pieces.append(CallEnd(index=len(self._calls), call=call))
+    def _add_arguments(self, text: str) -> list[Piece]:
+        if not text:
+            return []
+        self._arguments.append(text)
+        return [CallPiece(index=len(self._calls), text=text)]
+
+    def _end_call(self) -> list[Piece]:
+        arguments = "".join(self._arguments)
+        call = Call(call_id=self._call_id, name=self._name, arguments=arguments)
         self._calls.append(call)
-        self._call_id, self._arguments = "", []
-        return pieces
+        self._name = ""
+        self._is_single_done = not self._plan.is_parallel
+        return [CallEnd(index=len(self._calls) - 1, call=call)]
 
-    def _drafted_calls(self, rest: str) -> list[Piece]:
-        """Reasoning that only a call ended: what followed was the answer after all."""
-        pieces: list[Piece] = []
-        for block in "".join([*self._draft, rest]).split("<tool_call>"):
-            text, end, _ = block.partition("</tool_call>")
-            self._call = JsonCall()
-            pieces += self._close_call(text, is_whole=bool(end))
-            if self._calls and not self._is_parallel:
-                break
-        return pieces
+    def _close_tail(self) -> list[Piece]:
+        """The answer's end of a family whose calls nothing closes: calls, or text after all."""
+        pieces = self._whole_calls(self._ids)
+        if pieces:
+            return pieces
+        self._visible = VisibleText(self._plan.stops, has_begun=bool(self._shown))
+        return self._text("".join([*self._tail, self._decoder.flush()]), is_end=True)
+
+    def _text_of(self, ids: list[int]) -> str:
+        decoder = TextDecoder(self._markers.table)
+        return "".join([*map(decoder.feed, ids), decoder.flush()])
 
     def _text(self, text: str, *, is_end: bool = False) -> list[Piece]:
+        if self._is_past_text:
+            return []
         shown = self._visible.feed(text)
+        if self._visible.stop and not self.stop_string:
+            self._phase, self._tail = _Phase.TAIL, [self._visible.rest]
         return self._show(shown + self._visible.flush() if is_end else shown)
 
     def _show(self, text: str) -> list[Piece]:

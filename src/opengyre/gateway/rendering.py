@@ -1,85 +1,94 @@
-"""Chat messages to token ids and back, exactly, for the model families we know.
+"""Chat messages to token ids and back, exactly, for the families of the table.
 
-Owns: the tokenizer adapter and the choice of renderer. Must not know: sessions, engines, HTTP,
-and `transformers` (its import would dominate the start). Invariants: a sampled token is never
-encoded again; an unknown family is refused at start.
+Owns: one model's renderer, what it is given and what is taken from it. Must not know: sessions,
+engines, HTTP. Invariants: a sampled token is never encoded again; an extended prompt begins with
+exactly the ids it extends, and extending it costs what is new, not what is old; a folder of no
+known family is refused at start, unless rendering each turn anew is allowed.
 """
 
 import json
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from renderers.configs import Qwen3RendererConfig
-from renderers.qwen3 import Qwen3Renderer
+import renderers
+from renderers.base import MODEL_RENDERER_MAP
+from renderers.configs import config_from_name
 from tokenizers import Tokenizer
 
-from opengyre.gateway.detokenize import token_bytes
-from opengyre.gateway.output import AnswerParser, Markers
-from opengyre.gateway.request import Message, Role, Tool
+from opengyre.gateway.chat_messages import chat_messages, with_one_system, without_system
+from opengyre.gateway.families import Family, Stream, find_family
+from opengyre.gateway.markers import Markers, Renderer, read_markers
+from opengyre.gateway.output import AnswerParser, AnswerPlan, ReadCall
+from opengyre.gateway.request import Call, Message, Refusal, Role, Tool
+from opengyre.gateway.tokenizer import (
+    TokenizerAdapter as TokenizerAdapter,
+)
+from opengyre.gateway.tokenizer import (
+    read_chat_template,
+    read_json,
+    read_tokenizer,
+)
 from opengyre.seams.errors import ConfigError
 
-_MAX_CACHED_CHARS = 4096
-
-
-class TokenizerAdapter:
-    """A `tokenizers.Tokenizer` in the shape that `renderers` asks for."""
-
-    def __init__(self, tokenizer: Tokenizer, *, name: str, end_of_turn: str) -> None:
-        self.name_or_path = name
-        self.eos_token_id: int | None = tokenizer.token_to_id(end_of_turn)
-        self.unk_token_id: int | None = None
-        self._tokenizer = tokenizer
-        self._encode_short = lru_cache(maxsize=4096)(self._encode)
-
-    def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
-        if len(text) > _MAX_CACHED_CHARS:
-            return list(self._encode(text))
-        return list(self._encode_short(text))
-
-    def decode(self, token_ids: Any, *args: Any, **kwargs: Any) -> str:
-        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
-
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        if isinstance(tokens, str):
-            return self._tokenizer.token_to_id(tokens)
-        return [self._tokenizer.token_to_id(token) for token in tokens]
-
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+_REFUSED = (ValueError, TypeError, RuntimeError)
+_UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
 class ModelRenderer:
     """One model's chat format. `stop_ids` end an answer."""
 
     def __init__(
-        self, renderer: Qwen3Renderer, markers: Markers, adapter: TokenizerAdapter
+        self, renderer: Renderer, family: Family, *, adapter: TokenizerAdapter, markers: Markers
     ) -> None:
         self._renderer = renderer
+        self._family = family
         self._adapter = adapter
         self._markers = markers
         self.stop_ids: list[int] = sorted(markers.stops)
 
     def root(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Prompt ids of a conversation rendered from its first message."""
-        chat = [_chat_message(message) for message in messages]
-        ids: list[int] = self._renderer.render_ids(
-            chat, tools=list(tools) or None, add_generation_prompt=True
-        )
-        return ids
+        """Prompt ids of a conversation rendered from its first message.
+
+        Raises Refusal if the format cannot hold this conversation.
+        """
+        known = with_one_system(messages) if self._family.has_one_system else messages
+        calls = [call for message in known for call in message.calls]
+        native_ids = [f"functions.{call.name}:{index}" for index, call in enumerate(calls)]
+        chat = chat_messages(known, native_ids=native_ids if self._family.has_call_ids else ())
+        try:
+            return self._renderer.render_ids(
+                chat, tools=list(tools) or None, add_generation_prompt=True
+            )
+        except _REFUSED as error:
+            raise Refusal(f"this model's format cannot hold the conversation: {error}") from error
 
     def extend(
-        self, prompt_ids: list[int], completion_ids: list[int], new_messages: Sequence[Message]
+        self,
+        prompt_ids: list[int],
+        completion_ids: list[int],
+        new_messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        calls: Sequence[Call] = (),
     ) -> list[int] | None:
         """Prompt ids that begin with exactly `prompt_ids + completion_ids`; None if the format
-        cannot be extended by these messages."""
-        bridged = self._renderer.bridge_to_next_turn(
-            prompt_ids, completion_ids, [_chat_message(message) for message in new_messages]
-        )
-        return None if bridged is None else bridged.token_ids
+        cannot be extended by these messages. `calls` are those of the sampled answer, which name
+        the results among `new_messages`.
+
+        The renderer sees no more of the prompt than its last turn.
+        """
+        begin = self._last_turn(prompt_ids)
+        tail = prompt_ids[begin:]
+        chat = self._new_chat(completion_ids, new_messages, calls)
+        try:
+            bridged = self._renderer.bridge_to_next_turn(
+                tail, completion_ids, chat, tools=list(tools) or None
+            )
+        except _REFUSED:
+            return None
+        old, new = tail + completion_ids, [] if bridged is None else list(bridged.token_ids)
+        return prompt_ids[:begin] + new if new[: len(old)] == old else None
 
     def parser(
         self,
@@ -88,10 +97,17 @@ class ModelRenderer:
         call_id: Callable[[int], str],
         is_parallel: bool = True,
         forced: Sequence[int] = (),
+        tools: Sequence[Tool] = (),
     ) -> AnswerParser:
-        return AnswerParser(
-            self._markers, stops=stops, call_id=call_id, is_parallel=is_parallel, forced=forced
+        """Of one answer. `tools` tell the formats that write arguments untyped their types."""
+        plan = AnswerPlan(
+            stops=stops,
+            call_id=call_id,
+            read_calls=lambda ids: self._read_calls(ids, list(tools) or None),
+            is_parallel=is_parallel,
+            forced=forced,
         )
+        return AnswerParser(self._markers, plan)
 
     def token_bytes(self, token: int) -> bytes:
         """The text of one id; b"" for an id outside the vocabulary."""
@@ -102,75 +118,117 @@ class ModelRenderer:
         """Ids that, after a prompt, begin a call: of any tool, or of the one named.
 
         They belong to the prompt; the parser of the answer is told of them. None: the format
-        cannot be forced.
+        cannot be forced so.
         """
-        ids = [self._markers.call]
-        if tool_name is not None:
-            name = json.dumps(tool_name, ensure_ascii=False)
-            ids += self._adapter.encode(f'\n{{"name": {name}, "arguments":')
-        return ids
+        family, markers = self._family, self._markers
+        ids = [markers.think_end] if markers.starts_in_reasoning else []
+        ids += [marker for marker in (markers.section, markers.call) if marker >= 0]
+        if tool_name is None:
+            return ids if family.call is not None else None
+        if family.named_call is None:
+            return None
+        quoted = json.dumps(tool_name, ensure_ascii=False)
+        return ids + self._adapter.encode(family.named_call.format(name=tool_name, json=quoted))
+
+    def _last_turn(self, prompt_ids: list[int]) -> int:
+        """Where the prompt's last stop id stands: a renderer looks no further back."""
+        stops = self._markers.stops
+        for at in range(len(prompt_ids) - 1, -1, -1):
+            if prompt_ids[at] in stops:
+                return at
+        return 0
+
+    def _new_chat(
+        self, completion_ids: list[int], new_messages: Sequence[Message], calls: Sequence[Call]
+    ) -> list[dict[str, Any]]:
+        messages = without_system(new_messages) if self._family.has_one_system else new_messages
+        answer = Message(role=Role.ASSISTANT, calls=tuple(calls))
+        native_ids = self._sampled_ids(completion_ids) if self._family.has_call_ids else []
+        return chat_messages([answer, *messages], native_ids=native_ids)[1:]
+
+    def _sampled_ids(self, completion_ids: list[int]) -> list[str]:
+        try:
+            found = self._renderer.parse_response(completion_ids).tool_calls
+        except _UNREADABLE:
+            return []
+        return [str(call.id) for call in found if _is_text(call.name)]
+
+    def _read_calls(self, ids: Sequence[int], tools: list[Tool] | None) -> list[ReadCall]:
+        block = list(ids)
+        if self._markers.stream is Stream.CALLS and self._markers.section >= 0:
+            block = [self._markers.section, *block]
+        try:
+            found = self._renderer.parse_response(block, tools=tools).tool_calls
+        except _UNREADABLE:
+            return []
+        return [(call.name, _as_json(call.arguments)) for call in found if _is_text(call.name)]
 
 
-def load_renderer(folder: Path) -> ModelRenderer:
-    """Raises ConfigError when the folder has no tokenizer or its family is not known."""
-    family = _family(folder / "config.json")
-    build = _FAMILIES.get(family)
-    if build is None:
-        known = ", ".join(sorted(_FAMILIES))
-        raise ConfigError(f"{folder}: model_type {family!r} is not supported (known: {known})")
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError(f"{path}: not found; a model folder needs its tokenizer.json")
+def load_renderer(folder: Path, *, allow_rerender: bool = False) -> ModelRenderer:
+    """Raises ConfigError when the folder has no tokenizer, or its family cannot be extended and
+    `allow_rerender` is not set."""
+    tokenizer = read_tokenizer(folder)
+    template = read_chat_template(folder)
+    config = read_json(folder / "config.json")
+    name = _known_name(folder, config)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the binding raises bare Exception for a damaged file
-        raise ConfigError(f"{path}: not a readable tokenizer ({error})") from error
-    return build(tokenizer, folder)
+        family = find_family(
+            str(config.get("model_type", "")),
+            name=MODEL_RENDERER_MAP.get(name, ""),
+            template=template,
+        )
+    except ConfigError as error:
+        if allow_rerender:
+            from opengyre.gateway.rerender import load_rerenderer
+
+            return load_rerenderer(folder, tokenizer)
+        hint = "gateway.allow_rerender = true renders each turn anew, so no turn extends another"
+        raise ConfigError(f"{folder}: {error}; {hint}") from error
+    adapter = TokenizerAdapter(tokenizer, name=name or str(folder), chat_template=template)
+    return make_renderer(family, tokenizer, adapter)
 
 
-def _family(path: Path) -> str:
+def make_renderer(family: Family, tokenizer: Tokenizer, adapter: TokenizerAdapter) -> ModelRenderer:
+    """Raises ConfigError when the vocabulary lacks what the family needs."""
+    kind = type(config_from_name(family.name))
+    config = kind(thinking_retention="all")
     try:
-        config = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as the model's config ({error})") from error
-    return str(config.get("model_type", "")) if isinstance(config, dict) else ""
+        renderer = getattr(renderers, kind.__name__.removesuffix("Config"))(adapter, config)
+        markers = read_markers(family, tokenizer, renderer)
+    except (AssertionError, *_UNREADABLE) as error:
+        raise ConfigError(f"{adapter.name_or_path}: no {family.name} tokenizer: {error}") from error
+    return ModelRenderer(renderer, family, adapter=adapter, markers=markers)
 
 
-def _qwen3(tokenizer: Tokenizer, folder: Path) -> ModelRenderer:
-    marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-    more = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_response>", "</tool_response>")
-    ids = {mark: tokenizer.token_to_id(mark) for mark in marks + more}
-    missing = [mark for mark, number in ids.items() if number is None]
-    if missing:
-        raise ConfigError(f"{folder}: its tokenizer lacks the special tokens {missing}")
-    adapter = TokenizerAdapter(tokenizer, name=str(folder), end_of_turn="<|im_end|>")
-    renderer = Qwen3Renderer(adapter, Qwen3RendererConfig(thinking_retention="all"))
-    think, think_end, call, call_end = (ids[mark] or 0 for mark in marks)
-    markers = Markers(
-        think=think,
-        think_end=think_end,
-        call=call,
-        call_end=call_end,
-        stops=frozenset(renderer.get_stop_token_ids()),
-        table=token_bytes(tokenizer),
+def _known_name(folder: Path, config: dict[str, Any]) -> str:
+    """The name that `renderers` knows the model by, "" for none: from its config, from a folder
+    that is named like it, or from a download cache's `models--OWNER--NAME`."""
+    told = str(config.get("_name_or_path", ""))
+    parts = {part.lower() for part in folder.resolve().parts}
+    for name in MODEL_RENDERER_MAP:
+        is_cached = "models--" + name.lower().replace("/", "--") in parts
+        if name == told or is_cached or name.rpartition("/")[2].lower() == folder.name.lower():
+            return str(name)
+    return ""
+
+
+def _is_text(name: object) -> bool:
+    return isinstance(name, str) and bool(name) and _is_encodable(name)
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True
+
+
+def _as_json(arguments: object) -> str:
+    """What a reader made of a call's arguments; a string is what it could not read."""
+    if arguments is None:
+        return "{}"
+    text = (
+        str(arguments) if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     )
-    return ModelRenderer(renderer, markers, adapter)
-
-
-_FAMILIES: dict[str, Callable[[Tokenizer, Path], ModelRenderer]] = {
-    "qwen3": _qwen3,
-    "qwen3_moe": _qwen3,
-}
-
-
-def _chat_message(message: Message) -> dict[str, Any]:
-    chat: dict[str, Any] = {"role": message.role.value, "content": message.text}
-    if message.role is Role.TOOL:
-        chat["tool_call_id"] = message.call_id
-    if message.reasoning is not None:
-        chat["reasoning_content"] = message.reasoning
-    if message.calls:
-        chat["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": call.arguments}} for call in message.calls
-        ]
-    return chat
+    return text if _is_encodable(text) else json.dumps(arguments)

@@ -1,0 +1,272 @@
+# ruff: noqa: RUF001 - the wide bars are in the models' own tokens
+"""The model families whose format we can extend exactly, and how each one's answers are marked.
+
+Owns: the table, and which row a model folder belongs to. Must not know: tokens, messages, how a
+renderer is made. Invariant: a folder matches one row or none; where the model's type says too
+little its name or chat template decides, and nothing is guessed.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from opengyre.seams.errors import ConfigError
+
+
+class Stream(StrEnum):
+    """When a client sees tool calls. Text and reasoning always come as they are sampled."""
+
+    ARGUMENTS = "arguments as they are sampled"
+    CALLS = "each call at its end"
+    TAIL = "calls at the answer's end"
+
+
+class InReasoning(Enum):
+    """What a call's marker means while reasoning is open."""
+
+    DRAFT = "a draft if the reasoning is closed later, else the answer begins"
+    PART = "part of the reasoning"
+    CALL = "the answer begins"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One format. Markers are single tokens of the vocabulary; None: the format has none.
+
+    `name` is its renderer's in `renderers`. Of several families of one `model_type` the model's
+    name chooses, else the first whose chat template `has` the given words and `lacks` the others
+    (`is_by_name`: the name only). `section` begins the calls. `header` begins a part whose kind the
+    next marker tells; `silent` markers say nothing. `opener` begins a call that no marker does
+    (`is_opener_first`: only as the first characters). `named_call` is what follows a call's
+    marker when the tool is known. `label` is dropped at the beginning of reasoning.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    reasoning: tuple[str, str] | None = ("<think>", "</think>")
+    call: tuple[str, str] | None = ("<tool_call>", "</tool_call>")
+    section: str | None = None
+    stream: Stream = Stream.CALLS
+    in_reasoning: InReasoning = InReasoning.DRAFT
+    has: str = ""
+    lacks: str = ""
+    is_by_name: bool = False
+    header: str | None = None
+    silent: tuple[str, ...] = ()
+    opener: str = ""
+    is_opener_first: bool = False
+    named_call: str | None = None
+    label: str = ""
+    has_one_system: bool = False
+    has_call_ids: bool = False
+
+
+_JSON_CALL = '\n{{"name": {json}, "arguments":'
+_FUNCTION = "\n<function={name}>\n"
+_DEEPSEEK_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+_DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>"
+_DEEPSEEK_NAMED = "function<｜tool▁sep｜>{name}\n```json\n"
+_KIMI_CALL = ("<|tool_call_begin|>", "<|tool_call_end|>")
+_KIMI_SECTION = "<|tool_calls_section_begin|>"
+_QWEN35 = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
+_HY = ":opensource"
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        name="qwen3",
+        model_types=("qwen3", "qwen3_moe"),
+        stream=Stream.ARGUMENTS,
+        lacks="<function=",
+        named_call=_JSON_CALL,
+    ),
+    Family(
+        name="qwen3-vl",
+        model_types=("qwen3_vl", "qwen3_vl_moe"),
+        stream=Stream.ARGUMENTS,
+        named_call=_JSON_CALL,
+    ),
+    Family(
+        name="prime-qwen3",
+        model_types=("qwen3",),
+        is_by_name=True,
+        named_call=_FUNCTION,
+    ),
+    Family(
+        name="qwen3.8",
+        model_types=_QWEN35,
+        has="reasoning_effort",
+        named_call=_FUNCTION,
+        has_one_system=True,
+    ),
+    Family(
+        name="qwen3.6",
+        model_types=_QWEN35,
+        has="preserve_thinking",
+        named_call=_FUNCTION,
+        has_one_system=True,
+    ),
+    Family(
+        name="qwen3.5",
+        model_types=_QWEN35,
+        named_call=_FUNCTION,
+        has_one_system=True,
+    ),
+    *(
+        Family(
+            name=name,
+            model_types=("nemotron_h",),
+            is_by_name=True,
+            named_call=_FUNCTION,
+            has_one_system=True,
+        )
+        for name in ("nemotron-3", "nemotron-3-ultra", "nemotron-3.5")
+    ),
+    Family(
+        name="glm-4.5",
+        model_types=("glm4_moe",),
+        lacks="clear_thinking",
+        in_reasoning=InReasoning.CALL,
+        named_call="{name}\n",
+    ),
+    Family(
+        name="glm-5",
+        model_types=("glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
+        has="clear_thinking",
+        in_reasoning=InReasoning.CALL,
+        named_call="{name}",
+    ),
+    *(
+        Family(
+            name=name,
+            model_types=("glm_moe_dsa",),
+            is_by_name=True,
+            in_reasoning=InReasoning.CALL,
+            named_call="{name}",
+        )
+        for name in ("glm-5.1", "glm-5.3")
+    ),
+    *(
+        Family(
+            name=name,
+            model_types=("laguna",),
+            is_by_name=True,
+            in_reasoning=InReasoning.PART,
+        )
+        for name in ("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1")
+    ),
+    Family(
+        name="minimax-m2",
+        model_types=("minimax_m2",),
+        call=("<minimax:tool_call>", "</minimax:tool_call>"),
+        named_call='\n<invoke name="{name}">\n',
+    ),
+    Family(
+        name="hy3",
+        model_types=("hy_v3",),
+        reasoning=(f"<think{_HY}>", f"</think{_HY}>"),
+        call=(f"<tool_call{_HY}>", f"</tool_call{_HY}>"),
+        section=f"<tool_calls{_HY}>",
+        in_reasoning=InReasoning.PART,
+        named_call=f"{{name}}<tool_sep{_HY}>\n",
+        has_one_system=True,
+    ),
+    Family(
+        name="deepseek-r1",
+        model_types=("deepseek_v3",),
+        call=_DEEPSEEK_CALL,
+        section=_DEEPSEEK_SECTION,
+        in_reasoning=InReasoning.PART,
+        has="<｜Assistant｜><think>",
+        named_call=_DEEPSEEK_NAMED,
+    ),
+    Family(
+        name="deepseek-v3",
+        model_types=("deepseek_v3",),
+        reasoning=None,
+        call=_DEEPSEEK_CALL,
+        section=_DEEPSEEK_SECTION,
+        lacks="think",
+        named_call=_DEEPSEEK_NAMED,
+    ),
+    Family(
+        name="deepseek-v4",
+        model_types=("deepseek_v4",),
+        call=None,
+        in_reasoning=InReasoning.PART,
+        stream=Stream.TAIL,
+        opener="<｜DSML｜",
+    ),
+    Family(
+        name="kimi-k2",
+        model_types=("kimi_k2",),
+        reasoning=None,
+        call=_KIMI_CALL,
+        section=_KIMI_SECTION,
+        has_call_ids=True,
+    ),
+    Family(
+        name="kimi-k2.5",
+        model_types=("kimi_k25",),
+        call=_KIMI_CALL,
+        section=_KIMI_SECTION,
+        has_call_ids=True,
+    ),
+    Family(
+        name="llama-3",
+        model_types=("llama",),
+        reasoning=None,
+        call=None,
+        stream=Stream.TAIL,
+        has="<|start_header_id|>",
+        opener="{",
+        is_opener_first=True,
+        named_call='{{"name": {json}, "parameters":',
+    ),
+    Family(
+        name="gemma4",
+        model_types=("gemma4", "gemma4_text"),
+        reasoning=("<|channel>", "<channel|>"),
+        call=("<|tool_call>", "<tool_call|>"),
+        label="thought",
+        named_call="call:{name}",
+    ),
+    Family(
+        name="inkling",
+        model_types=("inkling_mm_model",),
+        reasoning=("<|content_thinking|>", "<|end_message|>"),
+        call=("<|content_invoke_tool_json|>", "<|end_message|>"),
+        in_reasoning=InReasoning.CALL,
+        header="<|message_model|>",
+        silent=("<|content_text|>", "<|end_message|>"),
+    ),
+)
+
+LEFT_OUT: dict[str, str] = {
+    "gpt-oss": "its encoder is not the model folder's but one fetched from the network at start",
+    "default": "renders each turn anew; `allow_rerender = true` uses it for any other folder",
+    "custom": "the user's own code",
+    "auto": "chooses one of the others",
+}
+
+
+def find_family(model_type: str, *, name: str, template: str) -> Family:
+    """The row of a model of this type. `name` is a renderer's if the model's name is known to
+    `renderers`, else ""; `template` its chat template, or "".
+
+    Raises ConfigError that says what is known.
+    """
+    candidates = [family for family in FAMILIES if model_type in family.model_types]
+    for family in candidates:
+        if family.name == name:
+            return family
+    for family in candidates:
+        lacks_it = not family.lacks or family.lacks not in template
+        if not family.is_by_name and family.has in template and lacks_it:
+            return family
+    if candidates:
+        names = ", ".join(family.name for family in candidates)
+        raise ConfigError(
+            f"model_type {model_type!r} may be {names}, and neither the folder's name, nor "
+            "`_name_or_path` in its config.json, nor its chat template tells which"
+        )
+    known = ", ".join(sorted({kind for family in FAMILIES for kind in family.model_types}))
+    raise ConfigError(f"model_type {model_type!r} is not supported (known: {known})")

@@ -1,0 +1,106 @@
+"""A family's markers as ids of one vocabulary.
+
+Owns: looking them up, and what its renderer says of how an answer begins. Must not know: answers,
+messages.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from renderers.base import ParsedResponse, RenderedTokens
+from tokenizers import Tokenizer
+
+from opengyre.gateway.detokenize import token_bytes
+from opengyre.gateway.families import Family, InReasoning, Stream
+from opengyre.gateway.request import Tool
+from opengyre.seams.errors import ConfigError
+
+Chat = list[dict[str, Any]]
+_PROBE = "x"
+
+
+class Renderer(Protocol):
+    """What we use of a renderer of `renderers`."""
+
+    def render_ids(
+        self, messages: Any, *, tools: list[Tool] | None = None, add_generation_prompt: bool = False
+    ) -> list[int]: ...
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: Any,
+        *,
+        tools: Any = None,
+    ) -> RenderedTokens | None: ...
+
+    def parse_response(
+        self, token_ids: list[int], *, tools: Any = None, prompt_ids: list[int] | None = None
+    ) -> ParsedResponse: ...
+
+    def get_stop_token_ids(self) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Markers:
+    """-1 for those that the family lacks. `table` has the bytes of each id."""
+
+    think: int = -1
+    think_end: int = -1
+    call: int = -1
+    call_end: int = -1
+    section: int = -1
+    header: int = -1
+    silent: frozenset[int] = frozenset()
+    stops: frozenset[int]
+    table: list[bytes]
+    stream: Stream
+    in_reasoning: InReasoning
+    starts_in_reasoning: bool = False
+    opener: str = ""
+    is_opener_first: bool = False
+    label: str = ""
+
+
+def read_markers(
+    family: Family, tokenizer: Tokenizer, renderer: Renderer, *, is_lenient: bool = False
+) -> Markers:
+    """Raises ConfigError for a marker that the vocabulary lacks, unless `is_lenient`: then the
+    answers just never have it."""
+
+    def find(marker: str | None) -> int:
+        number = None if marker is None else tokenizer.token_to_id(marker)
+        if number is None and marker is not None and not is_lenient:
+            raise ConfigError(f"the tokenizer lacks {marker!r}, which {family.name} answers need")
+        return -1 if number is None else number
+
+    none = (None, None)
+    think, think_end = map(find, family.reasoning or none)
+    call, call_end = map(find, family.call or none)
+    return Markers(
+        think=think,
+        think_end=think_end,
+        call=call,
+        call_end=call_end,
+        section=find(family.section),
+        header=find(family.header),
+        silent=frozenset(map(find, family.silent)),
+        stops=frozenset(renderer.get_stop_token_ids()),
+        table=token_bytes(tokenizer),
+        stream=family.stream,
+        in_reasoning=family.in_reasoning,
+        starts_in_reasoning=_starts_in_reasoning(tokenizer, renderer),
+        opener=family.opener,
+        is_opener_first=family.is_opener_first,
+        label=family.label,
+    )
+
+
+def _starts_in_reasoning(tokenizer: Tokenizer, renderer: Renderer) -> bool:
+    """Whether the prompt has opened it already: then plain words are thoughts."""
+    chat = [{"role": "user", "content": _PROBE}]
+    prompt_ids = renderer.render_ids(chat, add_generation_prompt=True)
+    ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
+    parsed = renderer.parse_response(list(ids), prompt_ids=prompt_ids)
+    return not parsed.content and bool(parsed.reasoning_content)
