@@ -201,7 +201,7 @@ def test_whole_parts_of_a_cut_answer_are_the_tokens_of_the_next_prompt() -> None
     first, kept = cut_answer(one)
     result = Message(role=Role.TOOL, text="ok", call_id="call_1")
     grown = admit(one, USER, kept, result, name="grown")
-    before = first.place.prompt_ids + sampled(KEPT)
+    before = first.place.prompt_ids + sampled(KEPT + "\n")
     assert grown.place.prompt_ids[: len(before)] == before
     assert grown.place.fork_reason is ForkReason.KEPT_PARTS
     assert (grown.turn, grown.attempt) == ("e1.t2", 0)
@@ -209,14 +209,25 @@ def test_whole_parts_of_a_cut_answer_are_the_tokens_of_the_next_prompt() -> None
     assert after.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>\nok")
 
 
-def test_a_cut_answer_with_nothing_after_it_is_gone_on_with() -> None:
+THOUGHT = replace(said(""), reasoning="hm")
+
+
+@pytest.mark.parametrize(
+    ("kept", "ids"),
+    [
+        (replace(said("look"), calls=(call('{"n":5000}'),)), KEPT + "\n"),
+        (replace(THOUGHT, text="look"), FIRST[: FIRST.index("<tool_call>")]),
+        (THOUGHT, "<think>\nhm\n</think>"),
+    ],
+)
+def test_a_cut_answer_with_nothing_after_it_is_gone_on_with(kept: Message, ids: str) -> None:
     one = session()
-    first, kept = cut_answer(one)
-    assert admit(one, USER, kept).place.prompt_ids == first.place.prompt_ids + sampled(KEPT)
+    first, _ = cut_answer(one)
+    assert admit(one, USER, kept).place.prompt_ids == first.place.prompt_ids + sampled(ids)
 
 
 def test_another_answer_than_the_one_that_was_cut_is_no_part_of_it() -> None:
     one = session()
     _, kept = cut_answer(one)
-    for other in [replace(kept, text="other"), replace(kept, calls=()), said("look")]:
+    for other in [replace(kept, text="other"), said("loo"), said("")]:
         assert admit(one, USER, other, USER).place.fork_reason is not ForkReason.KEPT_PARTS

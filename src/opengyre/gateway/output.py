@@ -96,6 +96,11 @@ class AnswerParser:
         return self._phase is _Phase.DONE or self.is_ended_early
 
     @property
+    def is_between_parts(self) -> bool:
+        """Neither inside reasoning nor inside a call."""
+        return self._phase in (_Phase.START, _Phase.TEXT)
+
+    @property
     def is_ended_early(self) -> bool:
         return self._is_single_done or bool(self.stop_string)
 

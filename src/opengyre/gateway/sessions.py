@@ -26,7 +26,7 @@ from opengyre.gateway.history import (
 )
 from opengyre.gateway.output import AnswerParser
 from opengyre.gateway.rendering import ModelRenderer
-from opengyre.gateway.request import Call, CallEnd, ChoiceMode, Message, Refusal, Request, Role
+from opengyre.gateway.request import Call, ChoiceMode, Message, Refusal, Request, Role
 from opengyre.seams.records import TokenRecord
 
 _NUM_KEPT_BODIES = 8
@@ -56,7 +56,7 @@ class Incoming:
 
     def placed(self) -> "Incoming":
         """What is still needed of it once its prompt is known: a long history is let go."""
-        request = replace(self.request, messages=(), tools=())
+        request = replace(self.request, messages=())
         return replace(self, request=request, raw={})
 
 
@@ -206,6 +206,7 @@ class Session:
             call_id=lambda index: f"{call_stem}_{index}",
             is_parallel=request.is_parallel,
             forced=attempt.place.forced_ids,
+            tools=request.offered_tools,
         )
 
     def commit(self, attempt: Attempt, *, completion_ids: Sequence[int], message: Message) -> Node:
@@ -282,7 +283,9 @@ class Session:
                 if extended is not None:
                     return node, extended, ForkReason.NONE
                 break
-            if (resumed := self._resumed(messages[k - 1], messages[k:], keys[k - 1])) is not None:
+            if (
+                resumed := self._resumed(messages[k - 1], messages[k:], request, keys[k - 1])
+            ) is not None:
                 return *resumed, ForkReason.KEPT_PARTS
             reason = ForkReason.REWRITTEN_TURN
         if self._latest is None:
@@ -299,51 +302,54 @@ class Session:
             return None, ForkReason.REWRITTEN_REASONING
         if any(message.role is Role.ASSISTANT for message in new_messages):
             return None, ForkReason.REWRITTEN_TURN
+        if not new_messages:
+            return None, ForkReason.NO_BRIDGE
         before = full_ids(node)
         split = len(before) - len(node.completion)
-        extended = self._bridge(before[:split], before[split:], new_messages)
+        extended = self.renderer.extend(
+            before[:split],
+            before[split:],
+            new_messages,
+            tools=request.offered_tools,
+            calls=node.message.calls,
+        )
         return extended, ForkReason.NO_BRIDGE
 
     def _resumed(
-        self, sent: Message, new_messages: Sequence[Message], key: bytes
+        self, sent: Message, new_messages: Sequence[Message], request: Request, key: bytes
     ) -> tuple[Node | None, list[int]] | None:
         """Parent and prompt if `sent` is the whole parts of an answer to `key` that was cut."""
         if any(message.role is Role.ASSISTANT for message in new_messages):
             return None
         for cut in reversed(self._cuts):
             place = cut.attempt.place
-            if place.history_key != key:
-                continue
-            ids = self._seen_ids(cut, sent)
-            if not ids:
-                continue
-            if not new_messages:
-                return place.parent, place.prompt_ids + ids
-            bridged = self._bridge(place.prompt_ids, ids, new_messages)
-            if bridged is not None:
-                return place.parent, bridged
+            seen_ids = self._seen_ids(cut, sent) if place.history_key == key else []
+            if seen_ids and not new_messages:
+                return place.parent, place.prompt_ids + seen_ids
+            extended = seen_ids and self.renderer.extend(
+                place.prompt_ids,
+                seen_ids,
+                new_messages,
+                tools=request.offered_tools,
+                calls=sent.calls,
+            )
+            if extended:
+                return place.parent, extended
         return None
 
     def _seen_ids(self, cut: Cut, sent: Message) -> list[int]:
-        """The ids of `cut` up to the end of what `sent` says; none if it says something else."""
+        """The ids of `cut` up to the end of the parts that `sent` says; none if it says others."""
         parser = self.parser(cut.attempt)
-        wanted = next_key(b"", sent)
-        for number, token in enumerate(cut.completion_ids, start=1):
-            has_ended = any(isinstance(piece, CallEnd) for piece in parser.feed(token))
-            if has_ended and next_key(b"", parser.message()) == wanted:
-                return cut.completion_ids[:number]
-        parser.finish()
-        return cut.completion_ids if next_key(b"", parser.message()) == wanted else []
-
-    def _bridge(
-        self, prompt_ids: list[int], completion_ids: list[int], new_messages: Sequence[Message]
-    ) -> list[int] | None:
-        if not new_messages:
-            return None
-        extended = self.renderer.extend(prompt_ids, completion_ids, new_messages)
-        num_before = len(prompt_ids) + len(completion_ids)
-        is_exact = extended is not None and extended[:num_before] == prompt_ids + completion_ids
-        return extended if is_exact else None
+        num_seen, was_between = 0, parser.is_between_parts
+        for number, token in enumerate(cut.completion_ids):
+            parser.feed(token)
+            if parser.is_between_parts != was_between:
+                was_between = not was_between
+                is_said = _is_said(sent, parser.message())
+                num_seen = number + was_between if is_said else num_seen
+        if was_between and _is_said(sent, parser.message()):
+            num_seen = len(cut.completion_ids)
+        return cut.completion_ids[:num_seen]
 
     def _restored(self, message: Message) -> Message:
         """Calls of ours that came back equal in value, as they were sampled."""
@@ -408,6 +414,15 @@ def full_ids(node: Node) -> list[int]:
     for part in reversed(parts):
         ids += part
     return ids
+
+
+def _is_said(sent: Message, parts: Message) -> bool:
+    """`sent` says what `parts` are, which is something."""
+    if next_key(b"", sent) != next_key(b"", parts):
+        return False
+    is_more = bool(parts.text or parts.calls)
+    reasoning = (sent.reasoning or "").strip()
+    return (is_more and not reasoning) or reasoning == (parts.reasoning or "").strip() != ""
 
 
 def _holder(node: Node | None, num_kept: int) -> Node | None:
