@@ -1,8 +1,8 @@
 # The developer's interface. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help quickstart bench clean
+.PHONY: help quickstart harnesses bench clean
 .PHONY: check check-style check-types check-structure
-.PHONY: test test-unit test-sim test-contract test-integration test-full
+.PHONY: test test-unit test-sim test-contract test-integration test-harness test-full
 
 VENV := .venv
 READY := $(VENV)/.installed
@@ -13,7 +13,8 @@ TASKS := build/quickstart/tasks
 help:
 	@echo "make quickstart  train a small agent on this machine; SEED=n repeats it with another seed"
 	@echo "make test        unit, sim, contract and integration tests"
-	@echo "make test-full   the slow ones too"
+	@echo "make test-full   the slow ones too, and real agent programs"
+	@echo "make harnesses   install the agent programs that test-harness starts (1.5 GB)"
 	@echo "make check       style, types, layers, sizes"
 	@echo "make bench       timings of this machine"
 	@echo "make clean       remove what was built, but keep run folders"
@@ -29,6 +30,9 @@ $(TASKS)/.made: $(READY) examples/quickstart/make_tasks.py examples/quickstart/f
 
 quickstart: $(READY) $(TASKS)/.made
 	@$(VENV)/bin/gyre train examples/quickstart/quickstart.toml --set run.seed=$(SEED)
+
+harnesses: $(READY)
+	@checks/harnesses.sh .harnesses $(PY)
 
 check: check-style check-types check-structure
 
@@ -50,7 +54,10 @@ test: test-unit test-sim test-contract test-integration
 test-unit test-sim test-contract test-integration: test-%: $(READY)
 	@if [ -d tests/$* ]; then $(PY) -m pytest tests/$* || [ $$? -eq 5 ]; fi
 
-test-full: $(READY)
+test-harness: harnesses
+	@$(PY) -m pytest -rs tests/harness
+
+test-full: $(READY) harnesses
 	@$(PY) -m pytest -m "not gpu" tests
 
 bench: $(READY)

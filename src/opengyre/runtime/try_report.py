@@ -12,8 +12,7 @@ from opengyre.control.facts import Outcome
 from opengyre.runtime.executions import outcome_of
 from opengyre.runtime.try_harness import Played
 from opengyre.seams.records import TurnRecord
-
-UNTRAINED_ROLES = frozenset({"side"})
+from opengyre.trajectory.rows import UNTRAINED_ROLES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

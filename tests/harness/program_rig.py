@@ -1,0 +1,218 @@
+"""Runs a real agent program through a counting proxy, our gateway and scripted engines."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from struck_engine import Point, Served, Strike, StruckEngine
+from tokenizers import Tokenizer
+from wire_proxy import Seen, WireProxy
+
+from opengyre.config.harness_profile import HarnessProfile, load_profile
+from opengyre.engines.scripted import ScriptedConfig, text_policy
+from opengyre.gateway.rendering import TokenizerAdapter
+from opengyre.harness.programs import find_program
+from opengyre.runtime.byte_model import byte_tokenizer, write_byte_model
+from opengyre.runtime.example_task import write_example_task
+from opengyre.runtime.scripted_solver import ScriptedSolver
+from opengyre.runtime.try_harness import Played, Stage, StageSettings, open_stage, play
+from opengyre.seams.errors import ConfigError
+from opengyre.seams.harness import Ending, Limits
+from opengyre.seams.records import TokenRecord, TurnRecord
+from opengyre.seams.tasks import Task
+from opengyre.store.segments import SegmentReader
+from opengyre.tasks.harbor import load_task
+
+PROGRAMS = ("claude-code", "codex", "qwen-code", "mini-swe-agent")
+MISSING = Path(".harnesses/missing")
+CONTEXT_TOKENS = 1 << 20
+LINES = ("one", "two", "three", "four", "five")
+APPENDING = tuple(f"echo {line} >> out" for line in LINES)
+"""Each leaves a trace if it runs twice or not at all."""
+SOLVER = ScriptedSolver(
+    commands=APPENDING,
+    thinking="First I look at what there is to do.",
+    text="I go on with the next line.\n\n",
+    last_words="All lines are there.",
+)
+
+
+def profile_of(name: str) -> HarnessProfile:
+    """The profile, if its program is here; else the test is skipped, or fails in CI."""
+    profile = load_profile(name)
+    try:
+        find_program(profile)
+    except ConfigError as error:
+        reason = MISSING.read_text().strip() if MISSING.is_file() else "run `make harnesses`"
+        words = f"{error} ({reason})"
+        if os.environ.get("CI") == "true":
+            pytest.fail(words)
+        pytest.skip(words)
+    return profile
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="gyre-programs-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@dataclass
+class Scene:
+    """A program's run that is still to come. `respond` replaces the solver's answers."""
+
+    profile: HarnessProfile
+    solver: ScriptedSolver = SOLVER
+    respond: Callable[[str, int], str] | None = None
+    points: tuple[Point, ...] = ()
+    strike: Callable[["Live"], Strike] | None = None
+    proxy: Callable[[str], WireProxy] = WireProxy
+    tokens_per_s: float = 0.0
+    wall_s: float = 90.0
+    hold_comment_s: float = 0.5
+    instruction: str = "Write the numbers one to five in words into the file out, a line each."
+
+    def run(self) -> "Outcome":
+        return asyncio.run(self._run())
+
+    async def _run(self) -> "Outcome":
+        with scratch_folder() as folder:
+            task = replace(
+                load_task(write_example_task(folder / "task")), instruction=self.instruction
+            )
+            engines = self._engines()
+            settings = StageSettings(
+                profile=self.profile,
+                program=find_program(self.profile),
+                model=write_byte_model(folder / "model"),
+                context_tokens=CONTEXT_TOKENS,
+                limits=Limits(wall_s=self.wall_s),
+                hold_comment_s=self.hold_comment_s,
+            )
+            async with open_stage(settings, engines) as stage:
+                if self.strike is not None:
+                    live = Live(stage=stage, engines=engines)
+                    engines["s0"].strike = self.strike(live)
+                return await self._play(stage, task, engines)
+
+    async def _play(self, stage: Stage, task: Task, engines: dict[str, StruckEngine]) -> "Outcome":
+        proxy = self.proxy(stage.gateway.address)
+        async with proxy.listening() as address:
+            played = await play(stage, task, address=address)
+        reader = SegmentReader(stage.work / "tokens")
+        return Outcome(
+            played=played,
+            turns=list(stage.turns),
+            records=[reader.read(turn.ref) for turn in stage.turns],
+            served=[one for engine in engines.values() for one in engine.served],
+            struck=engines["s0"].struck,
+            seen=proxy.seen,
+            files=files_in(played.folder / "workspace"),
+        )
+
+    def _engines(self) -> dict[str, StruckEngine]:
+        tokenizer = byte_tokenizer()
+        adapter = TokenizerAdapter(tokenizer, name="bytes", end_of_turn="<|im_end|>")
+        respond = text_policy(adapter, self.respond or self.solver.respond)
+        config = ScriptedConfig(
+            context_tokens=CONTEXT_TOKENS, tokens_per_s=self.tokens_per_s, max_running=32
+        )
+        decode = decoder(tokenizer)
+        struck = StruckEngine(respond, config, decode=decode, points=list(self.points))
+        return {"s0": struck, "s1": StruckEngine(respond, config, decode=decode)}
+
+
+def decoder(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+@dataclass
+class Live:
+    """What a strike can reach."""
+
+    stage: Stage
+    engines: dict[str, StruckEngine]
+
+
+@dataclass
+class Outcome:
+    """What a run left: with the harness (`seen`, `files`), in the records, at the engines."""
+
+    played: Played
+    turns: list[TurnRecord]
+    records: list[TokenRecord]
+    served: list[Served]
+    struck: list[Point]
+    seen: list[Seen]
+    files: dict[str, str]
+
+    @property
+    def calls(self) -> list[Seen]:
+        return [one for one in self.seen if one.is_model_call]
+
+    @property
+    def committed(self) -> list[TokenRecord]:
+        return [record for record in self.records if record.header.is_committed]
+
+    @property
+    def num_trainable_tokens(self) -> int:
+        return sum(len(one.completion_ids) for one in self.committed if one.header.role != "side")
+
+    def prompt_of(self, record: TokenRecord) -> list[int]:
+        """A turn's prompt, restored from records alone."""
+        header = record.header
+        kept: list[int] = []
+        if header.parent:
+            parent = next(one for one in self.committed if one.header.turn == header.parent)
+            kept = (self.prompt_of(parent) + parent.completion_ids)[: header.num_kept_tokens]
+        return kept + record.new_prompt_ids
+
+    def check_ended_well(self) -> None:
+        result = self.played.result
+        assert (result.ending, result.exit_code) == (Ending.EXITED, 0), result.output_tail[-3000:]
+
+    def check_recorded_exactly(self) -> None:
+        """Every committed turn's ids are what engines received and gave, in parts or whole."""
+        for record in self.committed:
+            prompt = self.prompt_of(record)
+            parts = [one for one in self.served if _turn_of(one) == record.header.turn]
+            assert parts, f"{record.header.turn} was never at an engine"
+            given: list[int] = []
+            logprobs: list[float] = []
+            for part in parts:
+                if part.request.prompt_ids != prompt + given:
+                    given, logprobs = [], []
+                assert part.request.prompt_ids == prompt + given
+                given, logprobs = given + part.ids, logprobs + part.logprobs
+            assert given == record.completion_ids
+            assert len(record.logprobs) == len(given)
+            assert record.logprobs == pytest.approx(logprobs)
+
+    def check_one_unbroken_branch(self) -> None:
+        """Each turn's prompt begins with all that was prompt and answer before (case 2)."""
+        before: list[int] = []
+        for record in self.committed:
+            prompt = self.prompt_of(record)
+            assert prompt[: len(before)] == before, record.header.fork_reason
+            before = prompt + record.completion_ids
+
+
+def _turn_of(served: Served) -> str:
+    return served.request.request_id.split(".a")[0]
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    """Text of every file below `folder`."""
+    return {
+        str(path.relative_to(folder)): path.read_text(errors="replace")
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
