@@ -1,0 +1,344 @@
+"""What every numbered case stands on: a gateway, engines that are watched, harnesses that count.
+
+`open_case` checks at its end what holds in every case: records have equal lengths, each prompt and
+completion is what an engine received and returned, the account of tokens is balanced, and some
+tokens are trained.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from cases_speakers import (
+    BASH,
+    SPEAKERS,
+    Answered,
+    Entry,
+    Event,
+    Json,
+    Reply,
+    Results,
+    Said,
+    Speaker,
+    ToolCall,
+    ToolSpec,
+)
+from gateway_rig import TOKENIZER, Rig, open_rig, scripted
+
+from opengyre.engines.scripted import ScriptedEngine
+from opengyre.seams.engine import Chunk, EngineCaps, Finish, GenerateRequest
+from opengyre.seams.records import TokenRecord, TurnRecord
+from opengyre.trainer.wire import turn_tokens
+from opengyre.trajectory.rows import Path, TokenAccount, paths_of
+
+EACH_PROTOCOL = pytest.mark.parametrize("speaker", SPEAKERS, ids=lambda one: str(one.name))
+EACH_WAY = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+CONTEXT_TOKENS = 100_000
+
+THOUGHT = "I look first.\nThen é 😀."
+WORDS = "Wörter und 😀 zuerst."
+ARGUMENTS = '{"command": "cat log/10 é"}'
+CALL = f'<tool_call>\n{{"name": "bash", "arguments": {ARGUMENTS}}}\n</tool_call>'
+ANSWER = f"<think>\n{THOUGHT}\n</think>\n\n{WORDS}\n\n{CALL}"
+SAID = (WORDS, THOUGHT, (("bash", ARGUMENTS),), "calls")
+"""What a client must get of ANSWER."""
+
+
+class Witness:
+    """The engine behind it, with everything that it was asked and that it gave.
+
+    `cut_at`: the first submission ends there, after so many tokens, as `how` says: frozen, an
+    error, an end without a word, or silence for ever (told by `on_silence`).
+    """
+
+    def __init__(
+        self,
+        inner: ScriptedEngine,
+        *,
+        cut_at: int | None = None,
+        how: Finish | str = Finish.FROZEN,
+        on_silence: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.inner = inner
+        self.requests: list[GenerateRequest] = []
+        self.cancelled: list[str] = []
+        self.given: dict[str, list[Chunk]] = {}
+        self._cut_at = cut_at
+        self._how = how
+        self._on_silence = on_silence
+
+    async def submit(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        self.requests.append(request)
+        given = self.given[request.request_id] = []
+        cut_at, self._cut_at = self._cut_at, None
+        num_left = request.max_new_tokens if cut_at is None else cut_at
+        asked = request
+        async for chunk in self.inner.submit(asked):
+            if cut_at is not None and (num_left <= 0 or chunk.finish is not None):
+                break
+            num_left -= len(chunk.ids)
+            given.append(chunk)
+            yield chunk
+            if chunk.finish is not None:
+                return
+            if cut_at is not None and num_left <= 0:
+                break
+        await self.inner.cancel(request.request_id)
+        if isinstance(self._how, Finish):
+            yield Chunk(finish=self._how, reason="cut")
+        elif self._how == "silent":
+            self._on_silence()
+            await asyncio.Event().wait()
+
+    async def freeze(self, request_id: str) -> None:
+        await self.inner.freeze(request_id)
+
+    async def freeze_all(self) -> None:
+        await self.inner.freeze_all()
+
+    async def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+        await self.inner.cancel(request_id)
+
+    def caps(self) -> EngineCaps:
+        return self.inner.caps()
+
+
+def witness(
+    respond_text: Callable[[str, int], str],
+    *,
+    cut_at: int | None = None,
+    how: Finish | str = Finish.FROZEN,
+    on_silence: Callable[[], None] = lambda: None,
+    **config: float,
+) -> Witness:
+    engine = scripted(respond_text, **{"context_tokens": CONTEXT_TOKENS, **config})
+    return Witness(engine, cut_at=cut_at, how=how, on_silence=on_silence)
+
+
+def by_turn(answers: list[str]) -> Callable[[str, int], str]:
+    """The k-th answer to a prompt that holds k - 1 answers; the last one for ever."""
+
+    def respond(text: str, seed: int) -> str:
+        number = text.count("<|im_start|>assistant\n") - 1
+        return answers[min(number, len(answers) - 1)]
+
+    return respond
+
+
+def num_tokens_of(answer: str) -> int:
+    """With the id that ends it."""
+    return len(TOKENIZER.encode(answer, add_special_tokens=False).ids) + 1
+
+
+def text_of(ids: list[int]) -> str:
+    return str(TOKENIZER.decode(ids, skip_special_tokens=False))
+
+
+@dataclass(kw_only=True)
+class Harness:
+    """One agent that speaks one protocol. It makes a request only when it is asked to."""
+
+    rig: Rig
+    speaker: Speaker
+    client: httpx.AsyncClient
+    execution: str = "e000001"
+    key: str = "key-1"
+    prefix: str = "v1"
+    tools: tuple[ToolSpec, ...] = (BASH,)
+    history: list[Entry] = field(default_factory=lambda: [Said(role="user", text="Do it.")])
+    num_requests: int = 0
+    num_comments: int = 0
+    raw_bodies: list[bytes] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        parts = [self.rig.gateway.address, self.execution, self.prefix, self.speaker.operation]
+        return "/".join(part for part in parts if part)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        is_claude = self.speaker.name == "anthropic"
+        carrier = {"x-api-key": self.key} if is_claude else {"authorization": f"Bearer {self.key}"}
+        return {"content-type": "application/json", **carrier}
+
+    def body(self, *, stream: bool, **more: Any) -> Json:
+        return {**self.speaker.body(self.history, stream=stream, tools=self.tools), **more}
+
+    async def ask(self, *, stream: bool, **more: Any) -> Reply:
+        """One request with the history; its answer must be whole."""
+        return await self.send(self.body(stream=stream, **more))
+
+    async def send(self, body: Json, *, headers: dict[str, str] | None = None) -> Reply:
+        raw = json.dumps(body).encode()
+        self.num_requests += 1
+        self.raw_bodies.append(raw)
+        all_headers = self.headers | (headers or {})
+        answer = await self.client.post(self.url, headers=all_headers, content=raw)
+        assert answer.status_code == 200, answer.text
+        if not body.get("stream"):
+            assert answer.headers["content-type"] == "application/json"
+            return self.speaker.whole(answer.json())
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events, num_comments = read_events(answer.text)
+        self.num_comments += num_comments
+        return self.speaker.streamed(events)
+
+    def keep(self, reply: Reply, form: Any, *results: str) -> None:
+        """Go on from `form` of the reply and, in its calls' order, their results."""
+        self.history.append(Answered(form=form))
+        pairs = tuple(zip([call.call_id for call in reply.calls], results, strict=True))
+        if pairs:
+            self.history.append(Results(pairs=pairs))
+        else:
+            self.history.append(Said(role="user", text="Go on."))
+
+    async def turn(self, *, stream: bool, as_sent: bool = False) -> Reply:
+        """Ask, and go on as the program of this protocol does, or with the answer verbatim."""
+        reply = await self.ask(stream=stream)
+        sent = reply.sent_back if as_sent else self.speaker.as_harness(reply.sent_back)
+        self.keep(reply, sent, *(f"result of {k}" for k in range(len(reply.calls))))
+        return reply
+
+
+def read_events(text: str) -> tuple[list[Event], int]:
+    """(events, how many comments). Every block ends; nothing else is in the stream."""
+    assert text.endswith("\n\n"), "a torn event at the end"
+    events: list[Event] = []
+    num_comments = 0
+    for block in text[:-2].split("\n\n"):
+        name, data = "", None
+        for line in block.split("\n"):
+            if line.startswith(":"):
+                num_comments += 1
+            elif line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            else:
+                assert line.startswith("data: "), line
+                data = line.removeprefix("data: ")
+        if data is not None:
+            events.append((name, data if data == "[DONE]" else json.loads(data)))
+    return events, num_comments
+
+
+@dataclass(kw_only=True)
+class Case:
+    rig: Rig
+    engines: dict[str, Any]
+    client: httpx.AsyncClient
+    executions: list[str] = field(default_factory=lambda: ["e000001"])
+
+    def harness(self, speaker: Speaker, **more: Any) -> Harness:
+        return Harness(rig=self.rig, speaker=speaker, client=self.client, **more)
+
+    def open(self, execution: str, engine_id: str) -> dict[str, str]:
+        """Another execution; what a harness of it needs."""
+        key = f"key-{execution}"
+        self.rig.gateway.open_session(execution, key, engine_id, seed=7)
+        self.executions.append(execution)
+        return {"execution": execution, "key": key}
+
+    async def close(self) -> list[TurnRecord]:
+        """Close every session; then everything was told, in this order."""
+        for execution in self.executions:
+            await self.rig.gateway.close_session(execution)
+        return self.rig.told
+
+    def records(self, execution: str = "e000001") -> list[TokenRecord]:
+        return [one for one in self.rig.recorder.records if one.header.execution == execution]
+
+    def full_prompt(self, record: TokenRecord) -> list[int]:
+        """A turn's prompt, restored from records alone."""
+        header = record.header
+        kept: list[int] = []
+        if header.parent:
+            mine = self.records(header.execution)
+            parents = [one for one in mine if one.header.turn == header.parent]
+            parent = next(one for one in parents if one.header.is_committed)
+            kept = (self.full_prompt(parent) + parent.completion_ids)[: header.num_kept_tokens]
+        return kept + record.new_prompt_ids
+
+    def paths(
+        self, execution: str = "e000001", untrained_roles: tuple[str, ...] | None = None
+    ) -> tuple[list[Path], TokenAccount]:
+        turns = [turn_tokens(record) for record in self.records(execution)]
+        if untrained_roles is None:
+            return paths_of(turns)
+        return paths_of(turns, untrained_roles=untrained_roles)
+
+    def check(self) -> None:
+        for record in self.rig.recorder.records:
+            self._check_record(record)
+        for execution in self.executions:
+            paths, account = self.paths(execution)
+            assert account.is_balanced, (execution, account)
+            assert account.trained == sum(path.num_trained_tokens for path in paths)
+            assert account.trained > 0, f"{execution} trains nothing"
+            sampled = sum(len(one.completion_ids) for one in self.records(execution))
+            assert account.sampled == sampled
+
+    def _check_record(self, record: TokenRecord) -> None:
+        """Its ids are what engines received and returned, in order."""
+        header = record.header
+        assert len(record.logprobs) == len(record.completion_ids) == header.num_completion_tokens
+        prompt, at = self.full_prompt(record), 0
+        for span in header.spans:
+            assert span.start == at
+            assert span.end > span.start
+            at = span.end
+        assert at == len(record.completion_ids)
+        ids: list[int] = []
+        logprobs: list[float] = []
+        for asked, chunks in self._parts(f"{header.turn}.a{header.attempt}."):
+            assert asked.prompt_ids == prompt + ids, header.turn
+            for chunk in chunks:
+                ids += chunk.ids
+                logprobs += chunk.logprobs
+        if header.is_committed:
+            assert record.completion_ids == ids, header.turn
+        assert ids[: len(record.completion_ids)] == record.completion_ids, header.turn
+        assert logprobs[: len(record.logprobs)] == record.logprobs, header.turn
+
+    def _parts(self, name: str) -> list[tuple[GenerateRequest, list[Chunk]]]:
+        """Submissions of an attempt in the order they were made."""
+        found = [
+            (asked, one.given[asked.request_id])
+            for one in self.engines.values()
+            for asked in one.requests
+            if asked.request_id.startswith(name)
+        ]
+        return sorted(found, key=lambda part: len(part[0].prompt_ids))
+
+
+@asynccontextmanager
+async def open_case(engines: dict[str, Any], **settings: Any) -> AsyncIterator[Case]:
+    """Settings are those of the gateway."""
+    chosen = {"max_context_tokens": CONTEXT_TOKENS, **settings}
+    async with open_rig(engines, **chosen) as rig, httpx.AsyncClient(timeout=100.0) as client:
+        case = Case(rig=rig, engines=engines, client=client)
+        yield case
+        await case.close()
+        case.check()
+
+
+def tool_calls_of(*arguments: str) -> str:
+    return "\n".join(
+        f'<tool_call>\n{{"name": "bash", "arguments": {one}}}\n</tool_call>' for one in arguments
+    )
+
+
+def arguments_of(reply: Reply) -> list[str]:
+    return [call.arguments for call in reply.calls]
+
+
+def renamed(calls: tuple[ToolCall, ...], form: Any, how: Callable[[str], str]) -> Any:
+    """`form` with the ids of its calls made by `how`, wherever they stand."""
+    text = json.dumps(form)
+    for call in calls:
+        text = text.replace(json.dumps(call.call_id), json.dumps(how(call.call_id)))
+    return json.loads(text)
