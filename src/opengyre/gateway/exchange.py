@@ -137,11 +137,11 @@ class Exchange:
     async def _show(self, pieces: list[Piece]) -> None:
         if not self._is_stream or not (pieces or self._has_logprobs):
             return
+        await self._open_stream()
         logprobs = self._logprobs(self._num_told) if self._has_logprobs else ()
         self._num_told = self._num_fed
         event = self._form.delta(pieces, logprobs)
         if event:
-            await self._open_stream()
             await self._connection.write(event)
 
     def _feed(self, ids: list[int]) -> list[Piece]:
