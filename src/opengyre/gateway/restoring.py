@@ -1,48 +1,160 @@
 """A session as it was, from the durable records of its turns.
 
-Owns: reading records back into the tree. Must not know: files, HTTP. Invariant: a call that comes
-next attaches as if the gateway had never died; what was not durable never happened.
+Owns: reading records back into the tree. Must not know: files, HTTP. Invariants: a call that comes
+next attaches as if the gateway had never died; what was not durable never happened; a record that
+cannot be restored keeps its turn's number, and takes its own descendants with it and nothing else.
 """
 
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from opengyre.gateway.body import decode_object, digest, restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
-from opengyre.gateway.sessions import Attempt, Incoming, Session
+from opengyre.gateway.history import history_keys, next_key
+from opengyre.gateway.request import Message, Refusal, Request, Role
+from opengyre.gateway.sessions import Attempt, ForkReason, Incoming, Node, Place, Session, full_ids
+from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import TokenRecord
 
 
-def restore_session(session: Session, records: Sequence[TokenRecord]) -> None:
-    """`records` in the order they were written, of this session only."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredTurn:
+    """One attempt as it was: what its client sent, the turn whose first ids begin its prompt, and
+    the answer that its client got, of an abandoned one as far as it came."""
+
+    request: Request
+    parent: Node | None
+    answer: Message
+
+
+def restore_session(session: Session, records: Sequence[TokenRecord]) -> list[str]:
+    """`records` in the order they were written, of this session only.
+
+    Returns one line for each that could not be restored.
+    """
+    tried = {(record.header.turn, record.header.attempt) for record in records}
+    problems: list[str] = []
     for record in records:
-        attempt = _attempt(session, record)
-        session.num_turns = max(session.num_turns, attempt.number)
-        if not record.header.is_committed:
-            session.abandon(attempt, record.completion_ids)
-            continue
-        parser = session.parser(attempt)
-        for token in record.completion_ids:
-            parser.feed(token)
-        parser.finish()
-        session.commit(attempt, completion_ids=record.completion_ids, message=parser.message())
+        header = record.header
+        is_retried = (header.turn, header.attempt + 1) in tried
+        try:
+            restore_turn(session, record, is_retried=is_retried)
+        except (BoundaryError, Refusal) as error:
+            problems.append(f"{header.turn} attempt {header.attempt}: {error}")
+    return problems
 
 
-def _attempt(session: Session, record: TokenRecord) -> Attempt:
+def restore_turn(
+    session: Session, record: TokenRecord, *, is_retried: bool = False
+) -> RestoredTurn:
+    """Put one attempt back. `is_retried`: a later attempt of its turn was recorded.
+
+    Raises BoundaryError if its parent or its body cannot be restored, Refusal if its request
+    cannot be understood.
+    """
     header = record.header
-    body = restore_body(record.request_delta, session.body_of(header.parent))
+    number = int(header.turn.rpartition(".t")[2])
+    session.num_turns = max(session.num_turns, number)
+    parent = _parent(session, record)
+    body = restore_body(record.request_delta, session.body(parent))
     raw = decode_object(body)
-    incoming = Incoming(
-        request=DIALECTS[header.protocol].parse(raw),
-        raw=raw,
-        body=body,
-        key=digest(raw),
-        protocol=header.protocol,
-        role=header.role,
-    )
-    return Attempt(
+    dialect = DIALECTS.get(header.protocol)
+    if dialect is None:
+        raise _lost(f"its protocol {header.protocol} is not known")
+    request = dialect.parse(raw)
+    attempt = Attempt(
         execution=session.execution,
-        number=int(header.turn.rpartition(".t")[2]),
+        number=number,
         attempt=header.attempt,
-        incoming=incoming.placed(),
-        place=session.place_recorded(incoming, record),
+        incoming=Incoming(
+            request=request,
+            raw=raw,
+            body=body,
+            key=b"" if header.is_committed else digest(raw),
+            protocol=header.protocol,
+            role=header.role,
+        ).placed(),
+        place=_place(session, record, request, parent),
     )
+    answer = _answer(session, attempt, record)
+    if header.is_committed:
+        session.adopt(_node(attempt, record, answer), body=body)
+    else:
+        session.abandon(attempt, record.completion_ids)
+        if is_retried:
+            session.take_retryable(attempt.incoming.key)
+    return RestoredTurn(request=request, parent=parent, answer=answer)
+
+
+def prompt_of(record: TokenRecord, parent: Node | None) -> list[int]:
+    """Every id of the prompt that the engine was given."""
+    kept = full_ids(parent)[: record.header.num_kept_tokens] if parent is not None else []
+    return kept + record.new_prompt_ids
+
+
+def _parent(session: Session, record: TokenRecord) -> Node | None:
+    header = record.header
+    parent = session.node(header.parent)
+    if header.parent and parent is None:
+        raise _lost(f"its parent {header.parent} is not restored")
+    num_there = parent.num_tokens if parent is not None else 0
+    if header.num_kept_tokens > num_there:
+        raise _lost(f"keeps {header.num_kept_tokens} tokens of a parent of {num_there}")
+    return parent
+
+
+def _place(session: Session, record: TokenRecord, request: Request, parent: Node | None) -> Place:
+    """A committed turn's own prompt is not put together: nobody asks for it again."""
+    header = record.header
+    return Place(
+        parent=parent,
+        fork_reason=ForkReason(header.fork_reason),
+        prompt_ids=[] if header.is_committed else prompt_of(record, parent),
+        num_kept=header.num_kept_tokens,
+        forced_ids=session.forced(request),
+        history_key=_history_key(session, record, request, parent),
+        delta=record.request_delta,
+    )
+
+
+def _history_key(
+    session: Session, record: TokenRecord, request: Request, parent: Node | None
+) -> bytes:
+    """A turn that extends its parent adds the messages after the parent's answer."""
+    if parent is None or record.header.fork_reason:
+        return history_keys(session.history(request), request.offered_tools)[-1]
+    own = request.messages
+    start = int(request.has_instructions)
+    answers = [k for k in range(start, len(own)) if own[k].role is Role.ASSISTANT]
+    key = parent.key
+    for message in own[answers[-1] + 1 if answers else start :]:
+        key = next_key(key, message)
+    return key
+
+
+def _answer(session: Session, attempt: Attempt, record: TokenRecord) -> Message:
+    parser = session.parser(attempt)
+    for token in record.completion_ids:
+        parser.feed(token)
+    parser.finish()
+    return parser.message()
+
+
+def _node(attempt: Attempt, record: TokenRecord, answer: Message) -> Node:
+    place = attempt.place
+    return Node(
+        turn=attempt.turn,
+        key=next_key(place.history_key, answer),
+        protocol=attempt.incoming.protocol,
+        parent=place.parent,
+        num_kept=place.num_kept,
+        new_ids=array("i", record.new_prompt_ids),
+        completion=array("i", record.completion_ids),
+        message=answer,
+        delta=record.request_delta,
+    )
+
+
+def _lost(reason: str) -> BoundaryError:
+    return BoundaryError("tokens", reason, retryable=False)

@@ -27,7 +27,6 @@ from opengyre.gateway.history import (
 from opengyre.gateway.output import AnswerParser
 from opengyre.gateway.rendering import ModelRenderer
 from opengyre.gateway.request import Call, ChoiceMode, Message, Refusal, Request, Role
-from opengyre.seams.records import TokenRecord
 
 _NUM_KEPT_BODIES = 8
 _NUM_KEPT_CUTS = 16
@@ -62,9 +61,11 @@ class Incoming:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Node:
-    """A turn whose terminal event was written. Ids are stored once: see `full_ids`."""
+    """A turn whose terminal event was written. Ids are stored once: see `full_ids`. `key` is that
+    of its history with its answer."""
 
     turn: str
+    key: bytes
     protocol: str
     parent: "Node | None"
     num_kept: int
@@ -145,12 +146,12 @@ class Session:
         for a `previous` turn or a forced call that cannot be had.
         """
         request = incoming.request
-        messages = self._messages(request)
+        messages = self.history(request)
         keys = history_keys(messages, request.offered_tools)
         parent, prompt_ids, reason = self._attach(messages, request, keys)
         num_kept = _num_kept(parent, prompt_ids, is_extended=reason is ForkReason.NONE)
         parent = _holder(parent, num_kept)
-        forced_ids = self._forced(request)
+        forced_ids = self.forced(request)
         prompt_ids = prompt_ids + forced_ids
         self._check_room(len(prompt_ids))
         return Place(
@@ -160,28 +161,12 @@ class Session:
             num_kept=num_kept,
             forced_ids=forced_ids,
             history_key=keys[-1],
-            delta=body_delta(incoming.body, self._body(parent)),
-        )
-
-    def place_recorded(self, incoming: Incoming, record: TokenRecord) -> Place:
-        """The place that a call had when `record` was written."""
-        header, request = record.header, incoming.request
-        parent = self._nodes_by_turn.get(header.parent)
-        kept = full_ids(parent)[: header.num_kept_tokens] if parent is not None else []
-        messages = self._messages(request)
-        return Place(
-            parent=parent,
-            fork_reason=ForkReason(header.fork_reason),
-            prompt_ids=kept + record.new_prompt_ids,
-            num_kept=header.num_kept_tokens,
-            forced_ids=self._forced(request),
-            history_key=history_keys(messages, request.offered_tools)[-1],
-            delta=record.request_delta,
+            delta=body_delta(incoming.body, self.body(parent)),
         )
 
     def admit(self, incoming: Incoming, place: Place) -> Attempt:
         """Give the call its turn."""
-        retried = self._take_retryable(incoming.key)
+        retried = self.take_retryable(incoming.key)
         if retried is None:
             self.num_turns += 1
         number, attempt = retried or (self.num_turns, 0)
@@ -193,9 +178,9 @@ class Session:
             place=place,
         )
 
-    def body_of(self, turn: str) -> bytes:
-        """The raw body of a committed turn; b"" for one that is not known."""
-        return self._body(self._nodes_by_turn.get(turn))
+    def node(self, turn: str) -> Node | None:
+        """A committed turn."""
+        return self._nodes_by_turn.get(turn)
 
     def parser(self, attempt: Attempt) -> AnswerParser:
         """Of the ids that are sampled for `attempt`."""
@@ -214,6 +199,7 @@ class Session:
         place = attempt.place
         node = Node(
             turn=attempt.turn,
+            key=next_key(place.history_key, message),
             protocol=attempt.incoming.protocol,
             parent=place.parent,
             num_kept=place.num_kept,
@@ -222,13 +208,16 @@ class Session:
             message=message,
             delta=place.delta,
         )
-        key = next_key(place.history_key, message)
-        self._nodes_by_key.setdefault(key, []).append(node)
-        self._nodes_by_turn[node.turn] = node
-        self._calls_by_id.update({call.call_id: call for call in message.calls})
-        self._remember_body(attempt)
-        self._latest = node
+        self.adopt(node, body=attempt.incoming.body)
         return node
+
+    def adopt(self, node: Node, *, body: bytes) -> None:
+        """Make a turn that was committed, now or in an earlier life, a part of the tree."""
+        self._nodes_by_key.setdefault(node.key, []).append(node)
+        self._nodes_by_turn[node.turn] = node
+        self._calls_by_id.update({call.call_id: call for call in node.message.calls})
+        self._remember_body(node, body)
+        self._latest = node
 
     def abandon(self, attempt: Attempt, completion_ids: Sequence[int]) -> None:
         """Its terminal event will never be written: the same body is a retry of it. Idempotent.
@@ -242,7 +231,7 @@ class Session:
         following = (attempt.number, attempt.attempt + 1)
         self._retryable.setdefault(attempt.incoming.key, []).append(following)
 
-    def _messages(self, request: Request) -> tuple[Message, ...]:
+    def history(self, request: Request) -> tuple[Message, ...]:
         """The whole history of a call, also where it only names an earlier answer."""
         if not request.previous:
             return request.messages
@@ -253,13 +242,13 @@ class Session:
                 code="previous_response_not_found",
                 param="previous_response_id",
             )
-        before = DIALECTS[node.protocol].parse(decode_object(self._body(node)))
-        history = self._messages(before)[before.has_instructions :]
+        before = DIALECTS[node.protocol].parse(decode_object(self.body(node)))
+        history = self.history(before)[before.has_instructions :]
         start = int(request.has_instructions)
         own = request.messages
         return (*own[:start], *history, node.message, *own[start:])
 
-    def _forced(self, request: Request) -> list[int]:
+    def forced(self, request: Request) -> list[int]:
         """The beginning of a call, when one is demanded: prompt, not sampled."""
         if request.choice.mode not in (ChoiceMode.REQUIRED, ChoiceMode.NAMED):
             return []
@@ -360,7 +349,7 @@ class Session:
         ours = self._calls_by_id.get(call.call_id)
         return ours if ours is not None and is_same_call(ours, call) else call
 
-    def _take_retryable(self, body_key: bytes) -> tuple[int, int] | None:
+    def take_retryable(self, body_key: bytes) -> tuple[int, int] | None:
         """(turn, attempt) of a request that repeats an abandoned one."""
         waiting = self._retryable.get(body_key)
         if not waiting:
@@ -380,15 +369,15 @@ class Session:
                 param="messages",
             )
 
-    def _remember_body(self, attempt: Attempt) -> None:
+    def _remember_body(self, node: Node, body: bytes) -> None:
         """Whole bodies of the newest leaves: the next call of a branch is compared with its own."""
-        if attempt.place.parent is not None:
-            self._bodies.pop(attempt.place.parent.turn, None)
-        self._bodies[attempt.turn] = attempt.incoming.body
+        if node.parent is not None:
+            self._bodies.pop(node.parent.turn, None)
+        self._bodies[node.turn] = body
         while len(self._bodies) > _NUM_KEPT_BODIES:
             del self._bodies[next(iter(self._bodies))]
 
-    def _body(self, node: Node | None) -> bytes:
+    def body(self, node: Node | None) -> bytes:
         """The raw body of a turn, from its deltas if it is not kept whole."""
         deltas: list[bytes] = []
         while node is not None and node.turn not in self._bodies:
