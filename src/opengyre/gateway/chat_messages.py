@@ -2,14 +2,14 @@
 
 Owns: what a renderer is told of a message. Must not know: renderers, tokens. Invariants: a tool's
 result carries its tool's name when the call is among the messages; arguments stay the string
-they came as.
+they came as, unless a template cannot hold it.
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from opengyre.gateway.request import Message, Role
+from opengyre.gateway.request import Call, Message, Role
 
 
 def chat_messages(
@@ -38,7 +38,35 @@ def with_one_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def without_system(messages: Sequence[Message]) -> list[Message]:
-    return [replace(m, role=Role.USER) if m.role is Role.SYSTEM else m for m in messages]
+    return [
+        Message(role=Role.USER, text=message.text) if message.role is Role.SYSTEM else message
+        for message in messages
+    ]
+
+
+def with_object_arguments(messages: Sequence[Message]) -> list[Message]:
+    """For templates that write nothing else: arguments that are no JSON object become one that
+    holds their text."""
+    return [
+        Message(
+            role=message.role,
+            text=message.text,
+            reasoning=message.reasoning,
+            calls=tuple(_with_object(call) for call in message.calls),
+        )
+        if message.calls
+        else message
+        for message in messages
+    ]
+
+
+def _with_object(call: Call) -> Call:
+    try:
+        is_object = isinstance(json.loads(call.arguments), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    text = call.arguments if is_object else json.dumps({"arguments": call.arguments})
+    return Call(call_id=call.call_id, name=call.name, arguments=text)
 
 
 def _chat_message(

@@ -56,8 +56,10 @@ class Family:
     is_opener_first: bool = False
     named_call: str | None = None
     label: str = ""
+    has_text_after_calls: bool = False
     has_one_system: bool = False
     has_call_ids: bool = False
+    keeps_arguments: bool = False
 
 
 _JSON_CALL = '\n{{"name": {json}, "arguments":'
@@ -73,6 +75,7 @@ _HY = ":opensource"
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="qwen3",
+        keeps_arguments=True,
         model_types=("qwen3", "qwen3_moe"),
         stream=Stream.ARGUMENTS,
         lacks="<function=",
@@ -80,6 +83,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="qwen3-vl",
+        keeps_arguments=True,
+        has_one_system=True,
         model_types=("qwen3_vl", "qwen3_vl_moe"),
         stream=Stream.ARGUMENTS,
         named_call=_JSON_CALL,
@@ -125,6 +130,7 @@ FAMILIES: tuple[Family, ...] = (
         model_types=("glm4_moe",),
         lacks="clear_thinking",
         in_reasoning=InReasoning.CALL,
+        has_text_after_calls=True,
         named_call="{name}\n",
     ),
     Family(
@@ -132,6 +138,7 @@ FAMILIES: tuple[Family, ...] = (
         model_types=("glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
         has="clear_thinking",
         in_reasoning=InReasoning.CALL,
+        has_text_after_calls=True,
         named_call="{name}",
     ),
     *(
@@ -140,6 +147,7 @@ FAMILIES: tuple[Family, ...] = (
             model_types=("glm_moe_dsa",),
             is_by_name=True,
             in_reasoning=InReasoning.CALL,
+            has_text_after_calls=True,
             named_call="{name}",
         )
         for name in ("glm-5.1", "glm-5.3")
@@ -155,6 +163,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="minimax-m2",
+        has_one_system=True,
         model_types=("minimax_m2",),
         call=("<minimax:tool_call>", "</minimax:tool_call>"),
         named_call='\n<invoke name="{name}">\n',
@@ -171,6 +180,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="deepseek-r1",
+        keeps_arguments=True,
         model_types=("deepseek_v3",),
         call=_DEEPSEEK_CALL,
         section=_DEEPSEEK_SECTION,
@@ -180,6 +190,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="deepseek-v3",
+        keeps_arguments=True,
         model_types=("deepseek_v3",),
         reasoning=None,
         call=_DEEPSEEK_CALL,
@@ -189,6 +200,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="deepseek-v4",
+        keeps_arguments=True,
         model_types=("deepseek_v4",),
         call=None,
         in_reasoning=InReasoning.PART,
@@ -197,6 +209,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="kimi-k2",
+        keeps_arguments=True,
         model_types=("kimi_k2",),
         reasoning=None,
         call=_KIMI_CALL,
@@ -205,6 +218,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="kimi-k2.5",
+        keeps_arguments=True,
         model_types=("kimi_k25",),
         call=_KIMI_CALL,
         section=_KIMI_SECTION,
@@ -212,6 +226,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="llama-3",
+        keeps_arguments=True,
+        has_one_system=True,
         model_types=("llama",),
         reasoning=None,
         call=None,
@@ -227,6 +243,7 @@ FAMILIES: tuple[Family, ...] = (
         reasoning=("<|channel>", "<channel|>"),
         call=("<|tool_call>", "<tool_call|>"),
         label="thought",
+        has_text_after_calls=True,
         named_call="call:{name}",
     ),
     Family(

@@ -44,7 +44,11 @@ class Renderer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Markers:
-    """-1 for those that the family lacks. `table` has the bytes of each id."""
+    """-1 for those that the family lacks. `table` has the bytes of each id.
+
+    `starts_in_reasoning`: an answer's first words are thoughts; `is_think_prompted`: because the
+    prompt ends with the marker.
+    """
 
     think: int = -1
     think_end: int = -1
@@ -58,6 +62,8 @@ class Markers:
     stream: Stream
     in_reasoning: InReasoning
     starts_in_reasoning: bool = False
+    is_think_prompted: bool = False
+    has_text_after_calls: bool = False
     opener: str = ""
     is_opener_first: bool = False
     label: str = ""
@@ -78,6 +84,7 @@ def read_markers(
     none = (None, None)
     think, think_end = map(find, family.reasoning or none)
     call, call_end = map(find, family.call or none)
+    prompt_ids, is_reasoning = _probe(tokenizer, renderer)
     return Markers(
         think=think,
         think_end=think_end,
@@ -90,17 +97,19 @@ def read_markers(
         table=token_bytes(tokenizer),
         stream=family.stream,
         in_reasoning=family.in_reasoning,
-        starts_in_reasoning=_starts_in_reasoning(tokenizer, renderer),
+        starts_in_reasoning=is_reasoning,
+        is_think_prompted=is_reasoning and think in prompt_ids,
+        has_text_after_calls=family.has_text_after_calls,
         opener=family.opener,
         is_opener_first=family.is_opener_first,
         label=family.label,
     )
 
 
-def _starts_in_reasoning(tokenizer: Tokenizer, renderer: Renderer) -> bool:
-    """Whether the prompt has opened it already: then plain words are thoughts."""
+def _probe(tokenizer: Tokenizer, renderer: Renderer) -> tuple[list[int], bool]:
+    """A prompt, and whether plain words after it are thoughts."""
     chat = [{"role": "user", "content": _PROBE}]
     prompt_ids = renderer.render_ids(chat, add_generation_prompt=True)
     ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
     parsed = renderer.parse_response(list(ids), prompt_ids=prompt_ids)
-    return not parsed.content and bool(parsed.reasoning_content)
+    return prompt_ids, not parsed.content and bool(parsed.reasoning_content)

@@ -3,7 +3,8 @@
 Owns: the phases of an answer. Must not know: engines, dialects, how a block's text is read.
 Invariants: the pieces do not depend on how the ids were split; joined they are `message()`; a
 call's arguments come as they are sampled (or as the family's own reader reads them) and are never
-repaired; a block without a name is text; text after the first call is not shown.
+repaired; a block without a name is text; other text after the first call is shown only for
+families that write it.
 """
 
 from collections.abc import Callable, Sequence
@@ -168,7 +169,7 @@ class AnswerParser:
             case _Phase.REASONING:
                 return self._thought(self._decoder.flush(), is_end=True)
             case _Phase.CALL:
-                return self._close_call()
+                return self._close_call() + self._text("", is_end=True)
             case _Phase.TAIL:
                 return self._close_tail()
             case _Phase.HEADER:
@@ -252,8 +253,9 @@ class AnswerParser:
         return self._end_text()
 
     def _end_text(self) -> list[Piece]:
-        pieces = self._text(self._decoder.flush(), is_end=True)
-        self._is_past_text = True
+        has_more = self._markers.has_text_after_calls
+        pieces = self._text(self._decoder.flush(), is_end=not has_more)
+        self._is_past_text = not has_more
         return pieces
 
     def _collect(self, token: int) -> list[Piece]:

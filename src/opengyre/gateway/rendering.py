@@ -16,7 +16,12 @@ from renderers.base import MODEL_RENDERER_MAP
 from renderers.configs import config_from_name
 from tokenizers import Tokenizer
 
-from opengyre.gateway.chat_messages import chat_messages, with_one_system, without_system
+from opengyre.gateway.chat_messages import (
+    chat_messages,
+    with_object_arguments,
+    with_one_system,
+    without_system,
+)
 from opengyre.gateway.families import Family, Stream, find_family
 from opengyre.gateway.markers import Markers, Renderer, read_markers
 from opengyre.gateway.output import AnswerParser, AnswerPlan, ReadCall
@@ -53,6 +58,7 @@ class ModelRenderer:
         Raises Refusal if the format cannot hold this conversation.
         """
         known = with_one_system(messages) if self._family.has_one_system else messages
+        known = known if self._family.keeps_arguments else with_object_arguments(known)
         calls = [call for message in known for call in message.calls]
         native_ids = [f"functions.{call.name}:{index}" for index, call in enumerate(calls)]
         chat = chat_messages(known, native_ids=native_ids if self._family.has_call_ids else ())
@@ -121,7 +127,7 @@ class ModelRenderer:
         cannot be forced so.
         """
         family, markers = self._family, self._markers
-        ids = [markers.think_end] if markers.starts_in_reasoning else []
+        ids = [markers.think_end] if markers.is_think_prompted else []
         ids += [marker for marker in (markers.section, markers.call) if marker >= 0]
         if tool_name is None:
             return ids if family.call is not None else None

@@ -19,7 +19,7 @@ from opengyre.gateway.rendering import ModelRenderer
 from opengyre.gateway.tokenizer import TokenizerAdapter
 from opengyre.seams.errors import ConfigError
 
-_FAMILY = Family(name="default", model_types=(), stream=Stream.ARGUMENTS)
+_FAMILY = Family(name="default", model_types=(), stream=Stream.ARGUMENTS, keeps_arguments=True)
 
 
 def load_rerenderer(folder: Path, tokenizer: Tokenizer) -> ModelRenderer:
