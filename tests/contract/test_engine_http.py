@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from engine_under_test import (
     CONTEXT_TOKENS,
     MAX_RUNNING,
@@ -21,6 +20,7 @@ from engine_under_test import (
     queued_chunks,
     request,
 )
+from served_app import served
 from starlette.responses import Response
 from test_engine_contract import (  # noqa: F401  collected here, with this file's `run`
     test_a_cut_at_every_token_continues_identically,
@@ -67,25 +67,6 @@ WIRES = {
     "sglang-cumulative": Wire(path="/generate", kind=EngineKind.SGLANG, is_incremental=False),
 }
 Run = Callable[[Callable[[Bench], Awaitable[None]]], None]
-
-
-@asynccontextmanager
-async def served(app: Any) -> AsyncIterator[str]:
-    """`app` behind a real socket of this process; its address."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    sock.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http="httptools", lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-    try:
-        while not server.started:  # noqa: ASYNC110  uvicorn tells in no other way
-            await asyncio.sleep(0.005)
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        server.force_exit = True
-        await asyncio.wait_for(serving, 10)
-        sock.close()
 
 
 @asynccontextmanager

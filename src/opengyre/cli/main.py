@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from opengyre.cli import config, harness, plan, run, simulate, train
+from opengyre.cli import config, gateway, harness, plan, run, simulate, train
 from opengyre.cli.errors import GyreGroup
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command()(train.train)
 app.command(name="simulate")(simulate.simulate)
 app.command(name="plan")(plan.plan)
+app.command(name="gateway")(gateway.gateway)
 app.add_typer(run.run_app, name="run")
 app.add_typer(config.app, name="config")
 app.add_typer(harness.app, name="harness")
