@@ -96,10 +96,10 @@ async def stir(run: Run, *, every_s: float) -> None:
         for spec in run.opened.prepared.scheduler.engines:
             await asyncio.sleep(every_s)
             if run.scheduler.snapshot().waterlevel and _is_serving(run, spec.engine):
-                await run.processes.call("gateway", m.ShutDoor(engine=spec.engine))
+                await run.gateways.shut_door(spec.engine)
                 await run.processes.call(spec.engine, m.FreezeAll())
                 await run.processes.call(spec.engine, m.AdmitRequests())
-                await run.processes.call("gateway", m.OpenDoorAt(engine=spec.engine))
+                await run.gateways.open_door(spec.engine)
 
 
 def _is_serving(run: Run, engine: str) -> bool:

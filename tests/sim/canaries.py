@@ -82,10 +82,10 @@ def _merges_versions(real: Any) -> Any:
 
 def _opens_before_the_load(real: Any) -> Any:
     async def _publish(self: Any, command: c.Publish) -> None:
-        call = self._parts.processes.call
-        await call("gateway", m.ShutDoor(engine=command.engine))
-        await call(command.engine, m.FreezeAll())
-        await call("gateway", m.OpenDoorAt(engine=command.engine))
+        parts = self._parts
+        await parts.gateways.shut_door(command.engine)
+        await parts.processes.call(command.engine, m.FreezeAll())
+        await parts.gateways.open_door(command.engine)
         await real(self, command)
 
     return _publish
@@ -213,7 +213,7 @@ def _announces_without_weights(real: Any) -> Any:
         connect = m.ConnectEngine(
             engine=ready.engine, incarnation=ready.incarnation, link_address=ready.link_address
         )
-        await self._processes.call("gateway", connect)
+        await self._gateways.connect_engine(connect)
         engine = self._engines[ready.engine].engine
         self._inbox.tell(
             EngineReady(engine=engine, incarnation=ready.incarnation, version=published[0])
@@ -233,7 +233,7 @@ def _opens_under_an_old_version(real: Any) -> Any:
     async def _publish(self: Any, command: c.Publish) -> None:
         await real(self, command)
         if self._due[command.engine] > command.version:
-            await self._parts.processes.call("gateway", m.OpenDoorAt(engine=command.engine))
+            await self._parts.gateways.open_door(command.engine)
 
     return _publish
 

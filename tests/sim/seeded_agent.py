@@ -2,7 +2,8 @@
 
 Owns: one conversation, its own faults (it leaves and tries again, crashes, hangs). Must not
 know: engines, moves, publications. Invariant: whatever it did not do itself and that is not the
-answer it expects is told to `wrong`.
+answer it expects is told to `wrong`; a call that was cut because its gateway was killed is tried
+again.
 """
 
 import asyncio
@@ -46,7 +47,8 @@ class Left(Exception):
 
 
 class Agent:
-    """`wrong(words)` is told of each broken promise."""
+    """`wrong(words)` is told of each broken promise. `was_killed(place, since_s)`: was the gateway
+    there killed?"""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class Agent:
         habits: Habits,
         rng: Random,
         wrong: Callable[[str], None],
+        was_killed: Callable[[str, float], bool],
     ) -> None:
         url = urlsplit(env["OPENAI_BASE_URL"])
         self._place = (url.hostname, url.port)
@@ -65,6 +68,7 @@ class Agent:
         self._habits = habits
         self._rng = rng
         self._wrong = wrong
+        self._was_killed = was_killed
         self._messages: list[dict[str, str]] = []
         self.num_answers = 0
 
@@ -106,13 +110,20 @@ class Agent:
         for attempt in range(MAX_ATTEMPTS):
             is_leaving = attempt < 3 and self._rng.random() < self._habits.leave_rate
             patience_s = self._rng.expovariate(1.0) if is_leaving else None
+            began_s = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(patience_s):
-                    return await self._call(body, num_retries=attempt)
+                    reply = await self._call(body, num_retries=attempt)
+                if reply.finish != "cut" or not self._is_excused(began_s):
+                    return reply
             except TimeoutError:
                 if self._rng.random() < 0.5:
                     await asyncio.sleep(self._rng.expovariate(5.0))
         raise Crash
+
+    def _is_excused(self, began_s: float) -> bool:
+        host, port = self._place
+        return self._was_killed(f"{host}:{port}", began_s)
 
     async def _call(self, body: dict[str, Any], *, num_retries: int) -> Reply:
         reader, writer = await asyncio.open_connection(*self._place)

@@ -27,10 +27,17 @@ class Disk:
         self.synced_bytes: dict[str, int] = {}
 
     def note_sync(self, name: str, call: "partial[Any]") -> None:
-        """Told by the loop after a thread's work: token files were synced."""
+        """Told by the loop after a thread's work: token files were synced, by their writer or by
+        the next life of one that died."""
         if name == "_sync_files":
             for fd in call.args[-1]:
                 self.synced_bytes[os.readlink(f"/proc/self/fd/{fd}")] = os.fstat(fd).st_size
+        if name == "durable_records":
+            setup = call.args[-1]
+            first = 0 if setup.told is None else setup.told.segment
+            for path in Path(setup.tokens_dir).glob("*.seg"):
+                if setup.sessions and int(path.stem) >= first:
+                    self.synced_bytes[str(path)] = path.stat().st_size
 
     def is_synced(self, tokens: Path, ref: SegmentRef) -> bool:
         """Is this token record on disk?"""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from tests.sim.seeded_hosts import WorldLoop
+from tests.sim.seeded_hosts import ChildProcess, WorldLoop
 from tests.sim.seeded_loop import Host
 from tests.sim.seeded_wire import MemoryTransport
 
@@ -29,6 +29,12 @@ TRAINING = (
     *("ShareGradients", "Gradients", "Gradients", "ReduceStep", "ReduceStep", "Reduced", "Reduced"),
     *("UpdateStep", "Updated"),
 )
+GATEWAY = (
+    *("OpenSession", "CloseSession", "SessionClosed", "TurnTold", "HoldTold", "ContinuedTold"),
+    *("Submit", "ChunksTold", "Cancel", "ShutDoor", "OpenDoorAt", "SetRoutes", "FreezeAll"),
+    *("Frozen", "LoadVersion", "Loaded", "ConnectEngine", "EngineGone", "GatewaySetup"),
+    *("GatewayReady", "work:_sync_files", "work:durable_records"),
+)
 SHORT_S = (0.05, 0.5, 3.0)
 LONG_S = (3.0, 12.0, 40.0, 70.0, 135.0)
 
@@ -43,9 +49,6 @@ class Harm(StrEnum):
     KILL_GATEWAY = "kill the gateway beside"
     CRASH = "crash the controller beside"
     POWER_LOSS = "lose power beside"
-
-
-ENDS_THE_RUN = frozenset({Harm.KILL_GATEWAY, Harm.CRASH, Harm.POWER_LOSS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +118,21 @@ def _draw_in_training(rng: Random, engines: tuple[str, ...]) -> Fault:
     )
 
 
+def draw_gateway_deaths(rng: Random) -> tuple[Fault, ...]:
+    """At times one, at times two close to each other; fewer than end a run."""
+    return tuple(
+        Fault(
+            event=rng.choice(GATEWAY),
+            number=rng.choice([1, 2, 3, 5, 8, 13, 21]),
+            harm=Harm.KILL_GATEWAY,
+            engine="",
+            lasts_s=0.0,
+            delay_s=rng.choice([0.0, 0.0, 0.0005, 0.01, 0.3]),
+        )
+        for _ in range(rng.choice([0, 0, 1, 2]))
+    )
+
+
 def _draw_at_publication(rng: Random, engines: tuple[str, ...]) -> Fault:
     """A standalone engine hangs while a version is on its way to it."""
     event = rng.choice(["Reduced", "Updated", "SaveState", "LoadVersion", "FreezeAll"])
@@ -131,7 +149,8 @@ def _draw_at_publication(rng: Random, engines: tuple[str, ...]) -> Fault:
 
 
 class Fate:
-    """Watches a world's events and does its faults. `on_end` is called for a crash."""
+    """Watches a world's events and does its faults. `deaths` are where a gateway listened that was
+    killed, and when."""
 
     def __init__(
         self, loop: WorldLoop, faults: tuple[Fault, ...], engines: tuple[str, ...]
@@ -142,6 +161,7 @@ class Fate:
         self._counts: Counter[tuple[str, str]] = Counter()
         self.done: list[Fault] = []
         self.ending: Harm | None = None
+        self.deaths: list[tuple[str, float]] = []
         self.load_factor = 1.0
 
     def see_write(self, end: MemoryTransport, data: bytes) -> None:
@@ -181,7 +201,7 @@ class Fate:
 
     def _harm(self, fault: Fault, engine: str) -> None:
         loop, child = self._loop, self._loop.children.get(engine)
-        gateway = loop.children.get("gateway")
+        gateway = self._gateway(fault.number)
         if child is None or gateway is None or self.ending is not None:
             return
         self.done.append(fault)
@@ -200,11 +220,29 @@ class Fate:
                 self.load_factor = 300.0
                 loop.in_world(60.0, self._load_well)
             case Harm.KILL_GATEWAY:
-                self.ending = fault.harm
-                loop.kill_host(gateway.host)
+                self._kill_gateway(gateway.host)
             case Harm.CRASH | Harm.POWER_LOSS:
                 self.ending = fault.harm
                 self._crash(is_everything=fault.harm is Harm.POWER_LOSS)
+
+    def _gateway(self, number: int) -> ChildProcess | None:
+        """One of those that served once, by the number of the event."""
+        children = self._loop.children
+        names = [
+            name
+            for name, child in sorted(children.items())
+            if name.startswith("gateway") and (child.incarnation > 1 or self._places(child.host))
+        ]
+        return children[names[number % len(names)]] if names else None
+
+    def _places(self, host: Host) -> list[str]:
+        """Where it listens."""
+        listeners = self._loop.net.listeners
+        return [place for place, server in listeners.items() if server.host is host]
+
+    def _kill_gateway(self, host: Host) -> None:
+        self.deaths += [(place, self._loop.time()) for place in self._places(host)]
+        self._loop.kill_host(host)
 
     def _load_well(self) -> None:
         self.load_factor = 1.0

@@ -33,12 +33,14 @@ class SeededSandbox:
         lost_rate: float,
         grader_fail_rate: float,
         wrong: Callable[[str], None],
+        was_killed: Callable[[str, float], bool],
     ) -> None:
         self._loop = loop
         self._habits = habits
         self._lost_rate = lost_rate
         self._grader_fail_rate = grader_fail_rate
         self._wrong = wrong
+        self._was_killed = was_killed
         self._num_launches = 0
         self.on_launch: Callable[[str], None] = lambda execution: None
         self.num_answers = 0
@@ -75,6 +77,7 @@ class SeededSandbox:
             habits=self._habits,
             rng=Random(f"{self._loop.world.random()}"),
             wrong=self._wrong,
+            was_killed=self._was_killed,
         )
         ended = asyncio.Event()
         codes: list[int] = []

@@ -203,19 +203,32 @@ class Net:
         self.split_rate = 0.0
         self.on_write: Callable[[MemoryTransport, bytes], None] = lambda end, data: None
         self.listeners: dict[str, MemoryServer] = {}
+        self._backlogs: set[str] = set()
+        self._came = asyncio.Event()
         self.ends: list[MemoryTransport] = []
 
     def listen(self, place: str, factory: Callable[[], Any], socket: Any = None) -> MemoryServer:
         server = MemoryServer(self, place, factory, socket)
         self.listeners[place] = server
+        if socket is not None:
+            self._backlogs.add(place)
+        self._came.set()
+        self._came = asyncio.Event()
         return server
 
-    async def connect(self, place: str, factory: Callable[[], Any]) -> tuple[Any, Any]:
-        """Both ends, or ConnectionRefusedError."""
-        await asyncio.sleep(self.delay_s(place))
+    def is_listening(self, place: str) -> bool:
         server = self.listeners.get(place)
-        if server is None or (server.host is not None and server.host.is_dead):
+        return server is not None and not (server.host is not None and server.host.is_dead)
+
+    async def connect(self, place: str, factory: Callable[[], Any]) -> tuple[Any, Any]:
+        """Both ends, or ConnectionRefusedError. At a socket that another process holds too, one
+        waits for the next who serves it."""
+        await asyncio.sleep(self.delay_s(place))
+        while place in self._backlogs and not self.is_listening(place):
+            await self._came.wait()
+        if not self.is_listening(place):
             raise ConnectionRefusedError(f"nobody listens at {place}")
+        server = self.listeners[place]
         protocol = factory()
         near = MemoryTransport(self, place, protocol)
         far = server.context.run(lambda: MemoryTransport(self, place, server.factory()))

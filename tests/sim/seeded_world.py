@@ -12,7 +12,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -52,7 +52,7 @@ from tests.sim.seeded_agent import Habits
 from tests.sim.seeded_cell import Lineage, WatchedCell, WatchedEngine, build_cell, update_by
 from tests.sim.seeded_checks import RowChecks, check_what_is_left, launched_in, logprob_problem
 from tests.sim.seeded_disk import Disk, SeededJournal, row_of
-from tests.sim.seeded_faults import Fate, Harm, draw_faults
+from tests.sim.seeded_faults import Fate, Harm, draw_faults, draw_gateway_deaths
 from tests.sim.seeded_gateway import WatchedGateway, WatchedSegments
 from tests.sim.seeded_hosts import WorldLoop
 from tests.sim.seeded_loop import HOST, Deadlock, Host, Mode, waiting_tasks
@@ -161,17 +161,19 @@ class SeededWorld:
         self.cells: dict[str, WatchedCell] = {}
         self._opening: dict[str, int] = {}
         self._sent: dict[str, int | None] = {}
-        self.gateway: WatchedGateway | None = None
+        self.gateways: dict[str, WatchedGateway] = {}
         self.checks = RowChecks(self.wrong)
         self.disk = Disk()
         self.mean_s = dict(MEAN_S)
         self.shape = Shape.draw(self.rng)
-        self.config = run_config(self.shape)
+        beside = Random(f"gateways/{seed}")
+        self.config = run_config(self.shape, num_gateways=beside.choice([1, 1, 2]))
         self.run_object: Run | None = None
         self.end: RunEnd | None = None
         self.controller: Host | None = None
         engines = tuple(str(spec.engine) for spec in self.shape.scheduler().engines)
         faults = draw_faults(self.rng, engines, num_most=self.weather.num_faults)
+        faults += draw_gateway_deaths(beside)
         self.fate = Fate(self.loop, faults if self.weather.num_faults else (), engines)
         self.on_row: list[Callable[[Row], None]] = []
 
@@ -181,9 +183,13 @@ class SeededWorld:
         self.problems.append(f"at {self.loop.time():.6f} s, step {self.loop.num_steps}: {words}")
 
     def _agent_wrong(self, words: str) -> None:
-        """Nobody can answer once the gateway is gone."""
+        """Nobody can answer once the controller is gone."""
         if self.fate.ending is None:
             self.wrong(f"P5: {words}")
+
+    def _was_killed(self, place: str, since_s: float) -> bool:
+        """Was the gateway at `place` killed since then?"""
+        return any(where == place and at_s >= since_s for where, at_s in self.fate.deaths)
 
     def see_row(self, row: Row) -> None:
         self.checks.see(row)
@@ -370,13 +376,13 @@ class SeededWorld:
         views = self.run_object.scheduler.snapshot().engines
         if not is_whole:
             return found
-        assert self.gateway is not None
         found += [
             f"{one.num_used} slots of {one.engine} are taken" for one in views if one.num_used
         ]
-        found += [f"{one} is held at the gateway" for one in self.gateway.held()]
-        if self.gateway.num_sessions:
-            found.append(f"{self.gateway.num_sessions} sessions are open")
+        for name, gateway in self.gateways.items():
+            found += [f"{one} is held at {name}" for one in gateway.held()]
+            if gateway.num_sessions:
+                found.append(f"{gateway.num_sessions} sessions are open at {name}")
         found += [f"the workspace of {one.name}" for one in (self.folder / "work").iterdir()]
         killed = set(self.loop.killed)
         for plane in (self.folder / "planes").iterdir():
@@ -410,6 +416,7 @@ class SeededWorld:
             lost_rate=weather.lost_rate,
             grader_fail_rate=weather.grader_fail_rate,
             wrong=self._agent_wrong,
+            was_killed=self._was_killed,
         )
         self.sandbox.on_launch = self.see_launch
         tasks: Any = OneTask(self.folder / "task")
@@ -454,15 +461,19 @@ class SeededWorld:
     async def _gateway(self, address: str, name: str, incarnation: int) -> None:
         def build(setup: m.GatewaySetup, events: GatewayEvents) -> tuple[Gateway, SegmentWriter]:
             recorder = WatchedSegments(Path(setup.tokens_dir), self)
-            self.gateway = WatchedGateway(
-                gateway_process.gateway_settings(self.config),
+            gateway = WatchedGateway(
+                replace(
+                    gateway_process.gateway_settings(self.config),
+                    sock=gateway_process.listening_socket(setup),
+                ),
                 renderer=renderer(),
                 recorder=recorder,
                 events=events,
                 now_s=self.loop.time,
             )
-            self.gateway.watch = self
-            return self.gateway, recorder
+            gateway.watch = self
+            self.gateways[name] = gateway
+            return gateway, recorder
 
         await _as_child(
             lambda address, child: gateway_process.main(address, child, build=build),
@@ -538,7 +549,7 @@ class Shape:
         )
 
 
-def run_config(shape: Shape) -> RunConfig:
+def run_config(shape: Shape, *, num_gateways: int) -> RunConfig:
     return RunConfig.model_validate(
         {
             "run": {"dir": Path("/nowhere"), "num_steps": shape.num_steps},
@@ -560,6 +571,7 @@ def run_config(shape: Shape) -> RunConfig:
             "sampling": {"max_new_tokens": 64, "context_tokens": 400},
             "training": {"micro_step_tokens": shape.micro_step_tokens},
             "harness": {"timeout_s": 120.0},
+            "gateway": {"num_processes": num_gateways},
         }
     )
 

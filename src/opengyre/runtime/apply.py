@@ -22,6 +22,7 @@ from opengyre.control.facts import (
 from opengyre.runtime import messages as m
 from opengyre.runtime.book import Book
 from opengyre.runtime.executions import Executions
+from opengyre.runtime.gateways import Gateways
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.processes import Processes
 from opengyre.runtime.steps import Steps
@@ -47,6 +48,7 @@ class ApplierParts:
     book: Book
     executions: Executions
     processes: Processes
+    gateways: Gateways
     steps: Steps
     inbox: Inbox
     observe: Callable[[AnyObservation], None]
@@ -146,19 +148,19 @@ class Applier:
     async def _apply_to_engine(
         self, command: c.CloseDoor | c.Reroute | c.Freeze | c.OpenDoor | c.Publish
     ) -> None:
-        call = self._parts.processes.call
+        call, gateways = self._parts.processes.call, self._parts.gateways
         match command:
             case c.CloseDoor():
                 self._note_leaving(command.engine)
-                await call("gateway", m.ShutDoor(engine=command.engine))
+                await gateways.shut_door(command.engine)
             case c.Reroute():
                 self._parts.executions.reroute(command.moves)
-                await call("gateway", m.SetRoutes(routes=list(command.moves)))
+                await gateways.set_routes(command.moves)
             case c.Freeze():
                 await call(command.engine, m.FreezeAll())
             case c.OpenDoor():
                 await call(command.engine, m.AdmitRequests())
-                await call("gateway", m.OpenDoorAt(engine=command.engine))
+                await gateways.open_door(command.engine)
             case c.Publish():
                 await self._publish(command)
             case _:
@@ -169,12 +171,12 @@ class Applier:
 
         Where a newer version became due meanwhile the door stays shut for that one.
         """
-        call, engine = self._parts.processes.call, command.engine
+        call, gateways, engine = self._parts.processes.call, self._parts.gateways, command.engine
         if self._due[engine] > command.version:
             return
         snapshot = self._parts.steps.published(command.version)
         started_s = self._parts.now_s()
-        await call("gateway", m.ShutDoor(engine=engine))
+        await gateways.shut_door(engine)
         frozen: m.Frozen = await call(engine, m.FreezeAll())
         loaded = await call(
             engine,
@@ -184,7 +186,7 @@ class Applier:
         await call(engine, m.AdmitRequests())
         held_s = self._parts.now_s() - started_s
         if self._due[engine] == command.version:
-            await call("gateway", m.OpenDoorAt(engine=engine))
+            await gateways.open_door(engine)
         self._parts.observe(
             VersionPublished(
                 engine=engine,

@@ -6,36 +6,47 @@ to at most one group; turns are kept in the order in which they were recorded.
 
 import zlib
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from opengyre.seams.records import TurnRecord
 from opengyre.seams.tasks import Task, TaskSource
 
 
+class HeldBy(StrEnum):
+    """Why an execution waits for us: its gateway holds a request of it, or is itself gone."""
+
+    REQUEST = "request"
+    DEATH = "death"
+
+
 class HeldTime:
-    """How long we held an execution's requests; overlapping holds count once (DESIGN 2.5.6)."""
+    """How long we held an execution; overlapping causes count once (DESIGN 2.5.6)."""
 
     def __init__(self) -> None:
-        self._num_open = 0
+        self._causes: set[HeldBy] = set()
         self._since_s = 0.0
         self._total_s = 0.0
 
-    def set(self, is_held: bool, now_s: float) -> None:
+    def set(self, cause: HeldBy, is_held: bool, now_s: float) -> None:
+        """Telling a cause twice changes nothing."""
+        was_held = bool(self._causes)
         if is_held:
-            if self._num_open == 0:
-                self._since_s = now_s
-            self._num_open += 1
-        elif self._num_open > 0:
-            self._num_open -= 1
-            if self._num_open == 0:
-                self._total_s += now_s - self._since_s
+            self._causes.add(cause)
+        else:
+            self._causes.discard(cause)
+        if self._causes and not was_held:
+            self._since_s = now_s
+        elif was_held and not self._causes:
+            self._total_s += now_s - self._since_s
 
     def total_s(self, now_s: float) -> float:
-        return self._total_s + (now_s - self._since_s if self._num_open else 0.0)
+        return self._total_s + (now_s - self._since_s if self._causes else 0.0)
 
 
 @dataclass(slots=True)
 class Execution:
-    """`group` is None for an eval execution. `turns` are those of the present launch."""
+    """`group` is None for an eval execution. `turns` are those of the present launch, after the
+    `first_turn` turns of earlier ones; `told` are (turn, attempt) of all launches."""
 
     execution: str
     task: Task
@@ -44,10 +55,18 @@ class Execution:
     version: int
     seed: int
     turns: list[TurnRecord] = field(default_factory=list)
+    told: set[tuple[str, int]] = field(default_factory=set)
+    first_turn: int = 0
+    last_turn: int = 0
     held: HeldTime = field(default_factory=HeldTime)
     reward: float | None = None
     has_verdict: bool = False
     num_launches: int = 0
+
+
+def turn_number(turn: str) -> int:
+    """7 of "e000123.t7"."""
+    return int(turn.rpartition(".t")[2])
 
 
 class Book:
@@ -84,8 +103,23 @@ class Book:
         one.has_verdict = True
         return one
 
-    def tell_turn(self, turn: TurnRecord) -> None:
-        self.executions[turn.execution].turns.append(turn)
+    def tell_turn(self, turn: TurnRecord) -> bool:
+        """False if it was told before: a gateway that died and came back tells some again."""
+        one = self.executions[turn.execution]
+        if (turn.turn, turn.attempt) in one.told:
+            return False
+        one.told.add((turn.turn, turn.attempt))
+        number = turn_number(turn.turn)
+        one.last_turn = max(one.last_turn, number)
+        if number > one.first_turn:
+            one.turns.append(turn)
+        return True
+
+    def begin_launch(self, one: Execution) -> None:
+        """Turn numbers go on; what an earlier launch told is dropped."""
+        one.num_launches += 1
+        one.first_turn = one.last_turn
+        one.turns.clear()
 
     def rewards_of(self, group: str) -> list[tuple[str, float | None]]:
         return [(name, self.executions[name].reward) for name in self.members[group]]
@@ -100,6 +134,7 @@ class Book:
         """A consumed or void group needs no turns any more; memory stays bounded."""
         for name in self.members[group]:
             self.executions[name].turns.clear()
+            self.executions[name].told.clear()
 
     def _add(self, name: str, task: Task, *, group: str | None, burst: int, version: int) -> None:
         seed = zlib.crc32(f"{self._seed}/{name}".encode())

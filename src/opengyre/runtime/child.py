@@ -49,6 +49,11 @@ class Child:
         if self.peer is not None:
             self.peer.notify(message)
 
+    async def flush(self) -> None:
+        """Wait until the controller takes what was told."""
+        if self.peer is not None:
+            await self.peer.flush()
+
     async def give_up(self, reason: str) -> None:
         """Say why this process cannot start, on a connection of its own."""
         peer = await connect(self._address, wire=WIRE, handler=self._handle, name=self.name)

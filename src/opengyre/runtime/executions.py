@@ -16,8 +16,8 @@ from opengyre.control.facts import ExecutionClosed, Outcome, VerdictGiven
 from opengyre.control.ids import ExecutionId
 from opengyre.runtime import messages as m
 from opengyre.runtime.book import Book, Execution
+from opengyre.runtime.gateways import Gateways
 from opengyre.runtime.inbox import Inbox
-from opengyre.runtime.processes import Processes
 from opengyre.runtime.results import Results
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.harness import Ending, Harness, HarnessJob, LaunchResult, Limits, Sandbox
@@ -31,13 +31,12 @@ MAX_GRADERS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionParts:
-    """What executions are made of; `base_url` is the gateway's, without an execution's path."""
+    """What executions are made of."""
 
     sandbox: Sandbox
     harness: Harness
     grader: Grader
     limits: Limits
-    base_url: str
     model: str
     folder: Path
     max_launches: int
@@ -51,13 +50,13 @@ class Executions:
         parts: ExecutionParts,
         *,
         book: Book,
-        processes: Processes,
+        gateways: Gateways,
         inbox: Inbox,
         results: Results,
     ) -> None:
         self._parts = parts
         self._book = book
-        self._processes = processes
+        self._gateways = gateways
         self._inbox = inbox
         self._results = results
         self._stops: dict[str, asyncio.Event] = {}
@@ -123,8 +122,7 @@ class Executions:
     async def _launches(self, one: Execution, folder: Path) -> tuple[Outcome, LaunchResult]:
         """Launch, and again after our own fault (DESIGN 2.4.9), at most `max_launches` times."""
         while True:
-            one.num_launches += 1
-            one.turns.clear()
+            self._book.begin_launch(one)
             self._results.tell_launch(one)
             result = await self._launch_once(one, folder)
             is_over = self._stops[one.execution].is_set()
@@ -137,10 +135,13 @@ class Executions:
         key = secrets.token_urlsafe(24)
         try:
             await asyncio.to_thread(make_folders, folder, one.task)
-            await self._processes.call("gateway", self._session(one, key))
-            spec = self._parts.harness.prepare(self._job(one, folder, key))
-            stop = self._stops[one.execution]
-            return await self._parts.sandbox.run(spec, held_s=lambda: _held_s(one), stop=stop)
+            gateway_url = await self._gateways.open_session(lambda: self._session(one, key))
+            job = self._job(one, folder, key=key, gateway_url=gateway_url)
+            spec = self._parts.harness.prepare(job)
+            stop, before_s = self._stops[one.execution], _held_s(one)
+            return await self._parts.sandbox.run(
+                spec, held_s=lambda: _held_s(one) - before_s, stop=stop
+            )
         except (BoundaryError, OSError) as error:
             return LaunchResult(
                 ending=Ending.NOT_STARTED,
@@ -155,9 +156,15 @@ class Executions:
     def _session(self, one: Execution, key: str) -> m.OpenSession:
         """Made right before it is sent: the route may have changed while folders were made."""
         engine = self.engine_by_execution[one.execution]
-        return m.OpenSession(execution=one.execution, key=key, engine=engine, seed=one.seed)
+        return m.OpenSession(
+            execution=one.execution,
+            key=key,
+            engine=engine,
+            seed=one.seed,
+            first_turn=one.first_turn,
+        )
 
-    def _job(self, one: Execution, folder: Path, key: str) -> HarnessJob:
+    def _job(self, one: Execution, folder: Path, *, key: str, gateway_url: str) -> HarnessJob:
         limits = self._parts.limits
         if one.task.agent_wall_s is not None:
             limits = replace(limits, wall_s=min(limits.wall_s, one.task.agent_wall_s))
@@ -166,7 +173,7 @@ class Executions:
             instruction=one.task.instruction,
             workspace=folder / "workspace",
             private_tmp=folder / "tmp",
-            base_url=f"{self._parts.base_url}/{one.execution}/v1",
+            base_url=f"{gateway_url}/{one.execution}/v1",
             api_key=key,
             model=self._parts.model,
             limits=limits,
@@ -174,7 +181,7 @@ class Executions:
 
     async def _end_session(self, one: Execution) -> None:
         try:
-            await self._processes.call("gateway", m.CloseSession(execution=one.execution))
+            await self._gateways.close_session(one.execution)
         except BoundaryError as error:
             log.warning("%s: its session did not close: %s", one.execution, error)
 

@@ -1,12 +1,16 @@
-"""The gateway's process: wires the HTTP gateway, the recorder and the engine links together.
+"""A gateway's process: wires the HTTP gateway, the recorder and the engine links together.
 
-Must not know: roles, steps, groups. Invariants: a turn is told to the controller only after its
-bytes are synced; a newly connected engine's door is shut until the controller opens it.
+Must not know: roles, steps, groups, other gateways. Invariants: a turn is told to the controller
+only after its bytes are synced; a newly connected engine's door is shut until the controller opens
+it; sessions of an earlier life are whole, and all their turns told, before anyone is served.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +21,9 @@ from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings, Sa
 from opengyre.gateway.rendering import load_renderer
 from opengyre.runtime import messages as m
 from opengyre.runtime.child import Child, run_child
+from opengyre.runtime.durable import Records, durable_records, untold
 from opengyre.seams.errors import BoundaryError
-from opengyre.seams.records import TurnRecord
+from opengyre.seams.records import TokenRecord, TurnRecord
 from opengyre.store.segments import SegmentWriter
 from opengyre.transport.engine_link import RemoteEngine
 
@@ -26,6 +31,7 @@ log = logging.getLogger(__name__)
 
 RECONNECT_S = 1.0
 MAX_RECONNECTS = 10
+CONNECT_TIMEOUT_S = 20.0
 
 
 class GatewayProcess:
@@ -36,6 +42,16 @@ class GatewayProcess:
         self._child = child
         self._tasks = tasks
         self._links: dict[str, RemoteEngine] = {}
+        self._wanted: dict[str, m.ConnectEngine] = {}
+
+    async def restore(self, setup: m.GatewaySetup, records: Records) -> None:
+        """Open the sessions that go on, and tell what no earlier life told of them."""
+        for opening in setup.sessions:
+            known = records[opening.execution]
+            self._open_session(opening, known)
+            for record in untold(known, setup.told):
+                self._child.tell(m.TurnTold(turn=record.header))
+            await self._child.flush()
 
     async def handle(self, message: Any) -> m.Message | None:
         try:
@@ -47,15 +63,14 @@ class GatewayProcess:
         gateway = self._gateway
         match message:
             case m.OpenSession():
-                gateway.open_session(
-                    message.execution, message.key, message.engine, seed=message.seed
-                )
+                self._open_session(message)
             case m.CloseSession():
                 counts = await gateway.close_session(message.execution)
                 return m.SessionClosed(num_turns=counts.num_turns)
             case m.ConnectEngine():
                 await self._connect(message)
             case m.EngineGone():
+                self._wanted.pop(message.engine, None)
                 await self._disconnect(message.engine)
             case m.ShutDoor():
                 gateway.close_door(message.engine)
@@ -72,14 +87,37 @@ class GatewayProcess:
         for engine in list(self._links):
             await self._disconnect(engine)
 
+    def _open_session(self, message: m.OpenSession, records: Sequence[TokenRecord] = ()) -> None:
+        self._gateway.open_session(
+            message.execution,
+            message.key,
+            message.engine,
+            seed=message.seed,
+            first_turn=message.first_turn,
+            records=records,
+        )
+
     async def _connect(self, message: m.ConnectEngine) -> None:
-        await self._disconnect(message.engine)
+        """Of several at once for one engine the last one stands."""
+        self._wanted[message.engine] = message
         link = RemoteEngine(message.link_address, name=message.engine)
-        await link.open()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await link.open()
+            self._check_wanted(message)
+            await self._disconnect(message.engine)
+            self._check_wanted(message)
+        except (BoundaryError, TimeoutError):
+            await link.close()
+            raise
         self._links[message.engine] = link
         self._gateway.connect_engine(message.engine, link, message.incarnation)
         self._gateway.close_door(message.engine)
         self._tasks.create_task(self._keep(link, message))
+
+    def _check_wanted(self, message: m.ConnectEngine) -> None:
+        if self._wanted.get(message.engine) is not message:
+            raise BoundaryError(message.engine, "another link is wanted by now", retryable=True)
 
     async def _keep(self, link: RemoteEngine, message: m.ConnectEngine) -> None:
         """Until the controller disconnects the engine: make a broken connection again.
@@ -171,12 +209,17 @@ def gateway_settings(config: RunConfig) -> GatewaySettings:
     )
 
 
+def listening_socket(setup: m.GatewaySetup) -> socket.socket:
+    """The controller's, which is still there, connections waiting in it, when we are gone."""
+    return socket.socket(fileno=os.dup(setup.listen_fd))
+
+
 def build_gateway(setup: m.GatewaySetup, events: GatewayEvents) -> tuple[Gateway, SegmentWriter]:
     """The gateway of the config, and where it writes. Raises ConfigError."""
     config = parse_resolved(setup.config_json)
     recorder = SegmentWriter(Path(setup.tokens_dir))
     gateway = Gateway(
-        gateway_settings(config),
+        replace(gateway_settings(config), sock=listening_socket(setup)),
         renderer=load_renderer(Path(config.model.path)),
         recorder=recorder,
         events=events,
@@ -193,8 +236,10 @@ async def main(address: str, child: Child, *, build: BuildGateway = build_gatewa
         if not isinstance(setup, m.GatewaySetup):
             raise BoundaryError("gateway", "expected a gateway's setup", retryable=False)
         gateway, recorder = build(setup, ToController(child).events())
+        records = await asyncio.to_thread(durable_records, setup)
+        process = GatewayProcess(gateway, child, tasks)
+        await process.restore(setup, records)
         async with gateway:
-            process = GatewayProcess(gateway, child, tasks)
             child.serve_with(process.handle)
             child.tell(m.GatewayReady(host=gateway.host, port=gateway.port))
             await child.quit.wait()

@@ -35,8 +35,10 @@ class LocalLauncher:
         self._processes: dict[tuple[str, int], asyncio.subprocess.Process] = {}
         self._watchers: dict[tuple[str, int], asyncio.Task[None]] = {}
 
-    async def start(self, name: str, incarnation: int, module: str, address: str) -> int:
-        """Returns the pid. The child connects to `address` and says who it is."""
+    async def start(
+        self, name: str, incarnation: int, module: str, address: str, *, fds: tuple[int, ...] = ()
+    ) -> int:
+        """Returns the pid. The child inherits `fds`, connects to `address` and says who it is."""
         environment = dict(os.environ)
         environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         log_path = self._log_dir / f"{name}-{incarnation}.log"
@@ -48,6 +50,7 @@ class LocalLauncher:
                 stderr=sink,
                 env=environment,
                 start_new_session=True,
+                pass_fds=fds,
             )
         key = (name, incarnation)
         self._processes[key] = process

@@ -7,7 +7,7 @@ Invariant: each message names what it is about, so a late one can be recognised 
 import msgspec
 
 from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
-from opengyre.seams.records import TurnRecord
+from opengyre.seams.records import SegmentRef, TurnRecord
 from opengyre.seams.weights import Descriptor
 
 
@@ -199,11 +199,6 @@ class Finished(Message, frozen=True, kw_only=True):
 # ---- controller to gateway
 
 
-class GatewaySetup(Message, frozen=True, kw_only=True):
-    config_json: str
-    tokens_dir: str
-
-
 class GatewayReady(Message, frozen=True, kw_only=True):
     host: str
     port: int
@@ -220,10 +215,26 @@ class EngineGone(Message, frozen=True, kw_only=True):
 
 
 class OpenSession(Message, frozen=True, kw_only=True):
+    """`first_turn`: how many turns earlier launches of this execution took."""
+
     execution: str
     key: str
     engine: str
     seed: int
+    first_turn: int = 0
+
+
+class GatewaySetup(Message, frozen=True, kw_only=True):
+    """`listen_fd` is a bound socket that outlives the process. `sessions` go on from their records,
+    which lie in segments from `first_segment` on; those behind `told` are told before it is ready
+    (None: all of them)."""
+
+    config_json: str
+    tokens_dir: str
+    listen_fd: int
+    sessions: list[OpenSession] = []
+    first_segment: int = 0
+    told: SegmentRef | None = None
 
 
 class CloseSession(Message, frozen=True, kw_only=True):

@@ -13,7 +13,15 @@ from typing import Any
 
 from opengyre.runtime.child import WIRE
 from opengyre.runtime.launcher import LocalLauncher
-from opengyre.runtime.messages import CannotStart, CellReady, GatewayReady, Hello, Message, Quit
+from opengyre.runtime.messages import (
+    CannotStart,
+    CellReady,
+    GatewayReady,
+    GatewaySetup,
+    Hello,
+    Message,
+    Quit,
+)
 from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.transport.framed import Peer, serve
 
@@ -63,14 +71,22 @@ class Processes:
         self._handler, self._on_death, self._on_crash = handler, on_death, on_crash
         self._server, self._address = await serve(self._address, self._greet)
 
-    async def start(self, name: str, *, incarnation: int, module: str, setup: Message) -> Any:
-        """Start a child and return its ready message.
+    async def start(
+        self,
+        name: str,
+        *,
+        incarnation: int,
+        module: str,
+        setup: Message,
+        fds: tuple[int, ...] = (),
+    ) -> Any:
+        """Start a child, which inherits `fds`, and return its ready message.
 
         Raises BoundaryError if it does not come, ConfigError if the user's input is at fault.
         """
         member = Member(name=name, incarnation=incarnation, setup=setup)
         self._members[name] = member
-        member.pid = await self._launcher.start(name, incarnation, module, self._address)
+        member.pid = await self._launcher.start(name, incarnation, module, self._address, fds=fds)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 return await asyncio.shield(member.ready)
@@ -134,9 +150,10 @@ class Processes:
             self._on_death(name, incarnation, reason)
 
     async def quit_all(self) -> None:
-        """Tell every child to finish, the gateway first; then wait for them to be gone."""
+        """Tell every child to finish, the gateways first; then wait for them to be gone."""
         self.is_ending = True
-        for member in sorted(self._members.values(), key=lambda m: m.name != "gateway"):
+        members = self._members.values()
+        for member in sorted(members, key=lambda one: not isinstance(one.setup, GatewaySetup)):
             if member.peer is None:
                 continue
             try:

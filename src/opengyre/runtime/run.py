@@ -25,6 +25,7 @@ from opengyre.runtime.apply import Applier, ApplierParts
 from opengyre.runtime.book import Book
 from opengyre.runtime.controller import Controller
 from opengyre.runtime.executions import ExecutionParts, Executions
+from opengyre.runtime.gateways import GatewayPlaces, Gateways
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.opening import OpenRun, open_run
 from opengyre.runtime.prepare import Prepared, harness_of, limits_of
@@ -32,7 +33,7 @@ from opengyre.runtime.processes import Processes
 from opengyre.runtime.results import Results, run_started
 from opengyre.runtime.rows import TrainingRows
 from opengyre.runtime.steps import CORE, StepParts, Steps
-from opengyre.runtime.supervise import Durable, Places, Supervisor
+from opengyre.runtime.supervise import Durable, Places, Supervisor, SupervisorParts
 from opengyre.runtime.told import Told
 from opengyre.seams.errors import BoundaryError, ConfigError, words_of
 from opengyre.store.checkpoints import Checkpoints
@@ -41,7 +42,6 @@ from opengyre.store.observations import AnyObservation, RunEnded, StepReport
 from opengyre.store.segments import SegmentReader
 from opengyre.tasks.grader import ScriptGrader
 from opengyre.trainer.stream import StepStream, StreamSettings
-from opengyre.trajectory.advantages import Baseline
 from opengyre.views.notes import notes_of
 
 CLAIM_LEASE_S = 120.0
@@ -72,19 +72,32 @@ class Run:
         self.scheduler = Scheduler(prepared.scheduler)
         self.book = Book(train=prepared.train, evaluation=prepared.evaluation, seed=config.run.seed)
         self._rows = TrainingRows(
-            self.book,
-            SegmentReader(opened.folder.tokens),
-            baseline=Baseline(config.training.advantage),
-            eps=config.training.advantage_eps,
+            self.book, SegmentReader(opened.folder.tokens), config=config.training
         )
         self._durable: Durable | None = None
         self._num_forgotten = 0
         self._checkpoints = Checkpoints(opened.folder.checkpoints)
         socket = opened.sockets / "controller.sock"
         self.processes = Processes(opened.folder.logs, address=f"unix:{socket}")
+        self.gateways = Gateways(
+            GatewayPlaces(
+                config_json=resolved_json(config),
+                tokens_dir=opened.folder.tokens,
+                host=config.gateway.host,
+                port=config.gateway.port,
+                num_processes=config.gateway.num_processes,
+            ),
+            processes=self.processes,
+            book=self.book,
+            observe=self.observe,
+        )
         self.steps = Steps(self._step_parts(config))
         self.told = Told(
-            book=self.book, steps=self.steps, observe=self.observe, fence=self.processes.fence
+            book=self.book,
+            gateways=self.gateways,
+            steps=self.steps,
+            observe=self.observe,
+            fence=self.processes.fence,
         )
         self.results = Results(self.book, self.observe)
         self.notes: list[tuple[float, str]] = []
@@ -131,8 +144,14 @@ class Run:
             self._ended(is_failed=True, reason=words_of(group))
             raise
         finally:
-            await self.processes.quit_all()
+            await self._quit()
         return self._ended(is_failed=is_failed, reason=reason)
+
+    async def _quit(self) -> None:
+        try:
+            await self.processes.quit_all()
+        finally:
+            self.gateways.close()
 
     def _controller(self, applier: Applier) -> Controller:
         return Controller(
@@ -152,21 +171,23 @@ class Run:
                 config_json=resolved_json(config),
                 socket_dir=opened.sockets,
                 plane_dir=opened.planes,
-                tokens_dir=opened.folder.tokens,
             ),
-            processes=self.processes,
-            inbox=self.inbox,
-            steps=self.steps,
-            durable=lambda: self._durable,
+            parts=SupervisorParts(
+                processes=self.processes,
+                gateways=self.gateways,
+                inbox=self.inbox,
+                steps=self.steps,
+                durable=lambda: self._durable,
+            ),
         )
         await self.processes.listen(
             self.told.handle, self._supervisor.died, self._supervisor.crashed
         )
-        gateway = await self._supervisor.start_all(tasks)
+        await self._supervisor.start_all(tasks)
         self._executions = Executions(
-            self._execution_parts(f"http://{gateway.host}:{gateway.port}"),
+            self._execution_parts(),
             book=self.book,
-            processes=self.processes,
+            gateways=self.gateways,
             inbox=self.inbox,
             results=self.results,
         )
@@ -175,6 +196,7 @@ class Run:
                 book=self.book,
                 executions=self._executions,
                 processes=self.processes,
+                gateways=self.gateways,
                 steps=self.steps,
                 inbox=self.inbox,
                 observe=self.observe,
@@ -203,7 +225,7 @@ class Run:
             now_s=self._now_s,
         )
 
-    def _execution_parts(self, base_url: str) -> ExecutionParts:
+    def _execution_parts(self) -> ExecutionParts:
         config, sandbox = self.opened.config, self.opened.sandbox
         limits = limits_of(config)
         staged = Staged(
@@ -216,7 +238,6 @@ class Run:
             harness=harness_of(self.opened.prepared, staged),
             grader=ScriptGrader(run=sandbox.sandbox.run, limits=limits),
             limits=limits,
-            base_url=base_url,
             model=MODEL_NAME,
             folder=self.opened.work,
             max_launches=config.schedule.max_launches,

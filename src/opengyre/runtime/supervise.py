@@ -1,8 +1,8 @@
 """Starts the processes of a run, tells their deaths, and starts dead engines again.
 
 Consumes: exit notices and ready messages. Produces: EngineReady and EngineLost facts, engine
-connections at the gateway. Invariants: an engine is announced only under the version engines
-load now; a name is started again at most `MAX_RESTARTS` times; the gateway's death ends the run.
+connections at the gateways. Invariants: an engine is announced only under the version engines
+load now; an engine is started again at most `MAX_RESTARTS` times.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from pathlib import Path
 from opengyre.control.config import EngineSpec
 from opengyre.control.facts import EngineLost, EngineReady
 from opengyre.runtime import messages as m
+from opengyre.runtime.gateways import Gateways
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.processes import Processes
 from opengyre.runtime.steps import CORE, Steps
@@ -26,7 +27,6 @@ HANG_CHECK_S = 1.0
 ANNOUNCE_RETRY_S = 1.0
 ANNOUNCE_PATIENCE_S = 60.0
 CELL_MODULE = "opengyre.runtime.cell_process"
-GATEWAY_MODULE = "opengyre.runtime.gateway_process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,53 +44,49 @@ class Places:
     config_json: str
     socket_dir: Path
     plane_dir: Path
-    tokens_dir: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorParts:
+    """`durable()` is the last durable checkpoint, None before the first."""
+
+    processes: Processes
+    gateways: Gateways
+    inbox: Inbox
+    steps: Steps
+    durable: Callable[[], Durable | None]
 
 
 class Supervisor:
     def __init__(
-        self,
-        engines: tuple[EngineSpec, ...],
-        *,
-        places: Places,
-        processes: Processes,
-        inbox: Inbox,
-        steps: Steps,
-        durable: Callable[[], Durable | None],
+        self, engines: tuple[EngineSpec, ...], *, places: Places, parts: SupervisorParts
     ) -> None:
         self._engines = {str(spec.engine): spec for spec in engines}
         self._places = places
-        self._processes = processes
-        self._inbox = inbox
-        self._steps = steps
-        self._durable = durable
+        self._processes = parts.processes
+        self._gateways = parts.gateways
+        self._inbox = parts.inbox
+        self._steps = parts.steps
+        self._durable = parts.durable
         self._tasks: asyncio.TaskGroup | None = None
         self._incarnations = dict.fromkeys(self._engines, 0)
 
-    async def start_all(self, tasks: asyncio.TaskGroup) -> m.GatewayReady:
-        """Everything at once, since imports are what a start costs; returns the gateway's port.
-        What replaces the dead later runs in `tasks`."""
+    async def start_all(self, tasks: asyncio.TaskGroup) -> None:
+        """Everything at once, since imports are what a start costs. What replaces the dead later
+        runs in `tasks`."""
         self._tasks = tasks
-        setup = m.GatewaySetup(
-            config_json=self._places.config_json, tokens_dir=str(self._places.tokens_dir)
-        )
         async with asyncio.TaskGroup() as starts:
-            gateway = starts.create_task(
-                self._processes.start("gateway", incarnation=1, module=GATEWAY_MODULE, setup=setup)
-            )
+            starts.create_task(self._gateways.start())
             cells = [starts.create_task(self._start(engine)) for engine in self._engines]
         for cell in cells:
             await self._bring_in(cell.result())
-        ready: m.GatewayReady = gateway.result()
-        return ready
 
     def died(self, name: str, incarnation: int, reason: str) -> None:
         """Told by Processes, once per incarnation."""
         if self._tasks is None:
             return
-        if name == "gateway":
-            self._tasks.create_task(_fail(BoundaryError("gateway", reason, retryable=False)))
-            return
+        if name in self._gateways.names:
+            return self._gateways.died(name, incarnation, reason, self._tasks)
         spec = self._engines[name]
         self._inbox.tell(EngineLost(engine=spec.engine, incarnation=incarnation, reason=reason))
         self._tasks.create_task(self._replace(name))
@@ -113,7 +109,7 @@ class Supervisor:
             log.warning("%s is not started again", name)
             return
         try:
-            await self._processes.call("gateway", m.EngineGone(engine=name))
+            await self._gateways.forget_engine(name)
             ready = await self._start(name)
         except (BoundaryError, ConfigError) as error:
             log.warning("%s could not be replaced: %s", name, error)
@@ -175,7 +171,7 @@ class Supervisor:
         connect = m.ConnectEngine(
             engine=ready.engine, incarnation=ready.incarnation, link_address=ready.link_address
         )
-        await self._processes.call("gateway", connect)
+        await self._gateways.connect_engine(connect)
         if not self._is_current(ready):
             raise BoundaryError(ready.engine, "it died meanwhile", retryable=False)
         engine = self._engines[ready.engine].engine

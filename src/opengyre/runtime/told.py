@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from opengyre.runtime import messages as m
-from opengyre.runtime.book import Book
+from opengyre.runtime.book import Book, HeldBy
+from opengyre.runtime.gateways import Gateways
 from opengyre.runtime.steps import Steps
 from opengyre.seams.errors import BoundaryError
 from opengyre.store.observations import AnyObservation, Continued, TurnRecorded
@@ -21,11 +22,13 @@ class Told:
         self,
         *,
         book: Book,
+        gateways: Gateways,
         steps: Steps,
         observe: Callable[[AnyObservation], None],
         fence: Callable[[str, int], None],
     ) -> None:
         self._book = book
+        self._gateways = gateways
         self._steps = steps
         self._observe = observe
         self._fence = fence
@@ -39,10 +42,11 @@ class Told:
             case m.Finished():
                 self._steps.finished(message)
             case m.TurnTold():
-                self._tell_turn(message)
+                self._tell_turn(name, message)
             case m.HoldTold():
                 one = self._book.executions[message.execution]
-                one.held.set(message.is_held, asyncio.get_running_loop().time())
+                now_s = asyncio.get_running_loop().time()
+                one.held.set(HeldBy.REQUEST, message.is_held, now_s)
             case m.LinkLost():
                 self._fence(message.engine, message.incarnation)
             case m.ContinuedTold():
@@ -52,10 +56,11 @@ class Told:
                 raise BoundaryError("process", what, retryable=False)
         return None
 
-    def _tell_turn(self, message: m.TurnTold) -> None:
-        self.num_sampled_tokens += message.turn.num_completion_tokens
-        self._book.tell_turn(message.turn)
-        self._observe(TurnRecorded(turn=message.turn))
+    def _tell_turn(self, name: str, message: m.TurnTold) -> None:
+        self._gateways.heard(name, message.turn.ref)
+        if self._book.tell_turn(message.turn):
+            self.num_sampled_tokens += message.turn.num_completion_tokens
+            self._observe(TurnRecorded(turn=message.turn))
 
     def _tell_continued(self, message: m.ContinuedTold) -> None:
         self.num_continued += 1

@@ -118,6 +118,18 @@ class HarnessError(Observation, frozen=True, kw_only=True):
     during_move: bool
 
 
+class GatewayLost(Observation, frozen=True, kw_only=True):
+    """A gateway process died while it served `executions`; what was durable of them was told
+    before this row, and no record will tell of their calls that ran. `gone_s` is how long nobody
+    served them, None if it was not started again."""
+
+    gateway: str
+    incarnation: int
+    reason: str
+    executions: list[str]
+    gone_s: float | None
+
+
 class PathDigest(msgspec.Struct, frozen=True, kw_only=True):
     """What one path inside a micro-step was, without its tokens.
 
@@ -240,6 +252,7 @@ AnyObservation = (
     | TurnRecorded
     | Continued
     | HarnessError
+    | GatewayLost
     | MicroStepDone
     | MicroStepReturned
     | MemberJoined

@@ -1,19 +1,21 @@
-"""Token bytes of the run: `tokens/NNNN.seg`, append-only, written by the gateway alone.
+"""Token bytes of the run: `tokens/NNNN.seg`, append-only, written by the gateways alone.
 
 Owns: the record format, rotation, group sync, checked reading. Must not know: the database.
 Record: u32 payload bytes, u32 crc32 of the payload, payload = u32 header bytes, header JSON (the
 TurnRecord without `ref`), new prompt ids int32, completion ids int32, logprobs float32, request
-delta; all little endian. Invariants: a file is never written to after a later one was begun, or
-by a second writer; a torn tail hides only records that were never told; after a failed
-sync every later one fails.
+delta; all little endian. Invariants: a file has one writer, whose files have growing numbers (not
+always neighbours: writers share the folder), and is never written to after the next one was begun;
+a torn tail hides only records that were never told; after a failed sync every later one fails.
 """
 
 import asyncio
+import mmap
 import os
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -27,9 +29,30 @@ MAX_RECORD_BYTES = 1 << 30
 SYNC_TIMEOUT_S = 30.0
 _HEAD_BYTES = 8
 _ID_BYTES = 4
+_HEADER_BEGINS = b'{"turn":"'
 
 _encoder = msgspec.json.Encoder()
 _no_ref = SegmentRef(segment=-1, offset_bytes=-1, crc32=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """Bytes that are no record. Those at a file's end are what a writer that was killed, or that
+    still writes, left unfinished: such a record was never told to anyone."""
+
+    segment: int
+    offset_bytes: int
+    num_bytes: int
+    is_at_end: bool
+
+    def __str__(self) -> str:
+        kind = "an unfinished" if self.is_at_end else "a damaged"
+        where = f"segment {self.segment} at {self.offset_bytes}"
+        return f"{where}: {kind} record of {self.num_bytes} bytes"
+
+
+def _ignore(damage: Damage) -> None:
+    """A record that is not whole hides nothing but itself."""
 
 
 class SegmentWriter:
@@ -91,15 +114,13 @@ class SegmentWriter:
     def _begin_file(self) -> None:
         if self._fd >= 0:
             self._unsynced.append(self._fd)
-        self._segment += 1
-        path = _path(self._folder, self._segment)
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._segment, self._fd = _create_next(self._folder, self._segment + 1)
             self._offset_bytes = 0
             self._write(MAGIC)
             sync_folder(self._folder)
         except OSError as error:
-            raise _failed(f"{path}: {error.strerror}") from error
+            raise _failed(f"{error.filename or self._folder}: {error.strerror}") from error
 
     def _write(self, data: bytes) -> None:
         try:
@@ -136,28 +157,51 @@ class SegmentReader:
             raise _failed(f"{where}: another record than the one that was told")
         return found[0]
 
-    def scan(self, segment: int) -> Iterator[TokenRecord]:
-        """Every whole record of one file in order; stops without an error at a torn tail.
+    def scan(
+        self, segment: int, *, on_damage: Callable[[Damage], None] = _ignore
+    ) -> Iterator[TokenRecord]:
+        """Every whole record of one file in order; what is none is told to `on_damage`.
 
         Raises ConfigError if the file is of another format.
         """
-        fd = os.open(_path(self._folder, segment), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            magic = os.pread(fd, len(MAGIC), 0)
+        path = _path(self._folder, segment)
+        with path.open("rb", buffering=0) as file:
+            magic = os.pread(file.fileno(), len(MAGIC), 0)
             if magic != MAGIC[: len(magic)]:
-                raise ConfigError(
-                    f"{_path(self._folder, segment)}: not a token segment of this gyre"
+                raise ConfigError(f"{path}: not a token segment of this gyre")
+            at, size = len(MAGIC), os.fstat(file.fileno()).st_size
+            while at < size:
+                if (found := _read_at(file.fileno(), segment, at)) is not None:
+                    yield found[0]
+                    at = found[1]
+                    continue
+                following = _next_record(file.fileno(), segment, at + 1, size)
+                on_damage(
+                    Damage(
+                        segment=segment,
+                        offset_bytes=at,
+                        num_bytes=following - at,
+                        is_at_end=following == size,
+                    )
                 )
-            offset_bytes = len(MAGIC)
-            while (found := _read_at(fd, segment, offset_bytes)) is not None:
-                yield found[0]
-                offset_bytes = found[1]
-        finally:
-            os.close(fd)
+                at = following
 
 
 def segment_numbers(folder: Path) -> list[int]:
     return sorted(int(one.stem) for one in folder.glob("*.seg") if one.stem.isdigit())
+
+
+def make_durable(folder: Path, segments: Iterable[int]) -> None:
+    """Sync what a writer that died may have left unsynced. Blocks; raises BoundaryError."""
+    for segment in segments:
+        try:
+            fd = os.open(_path(folder, segment), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise _failed(f"segment {segment}: {error.strerror}") from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -171,6 +215,16 @@ def sync_folder(folder: Path) -> None:
 
 def _path(folder: Path, segment: int) -> Path:
     return folder / f"{segment:04d}.seg"
+
+
+def _create_next(folder: Path, segment: int) -> tuple[int, int]:
+    """The first number from `segment` on that no other writer took, and its open file."""
+    while True:
+        try:
+            how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            return segment, os.open(_path(folder, segment), how, 0o644)
+        except FileExistsError:
+            segment += 1
 
 
 def _sync_files(fds: list[int]) -> None:
@@ -212,6 +266,18 @@ def _read_at(fd: int, segment: int, offset_bytes: int) -> tuple[TokenRecord, int
         return None
     ref = SegmentRef(segment=segment, offset_bytes=offset_bytes, crc32=crc)
     return _unpack(payload, ref), offset_bytes + _HEAD_BYTES + size
+
+
+def _next_record(fd: int, segment: int, start: int, size: int) -> int:
+    """Where the next whole record begins; `size` if none does."""
+    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as data:
+        found = data.find(_HEADER_BEGINS, start + _HEAD_BYTES + 4)
+        while found >= 0:
+            at = found - _HEAD_BYTES - 4
+            if _read_at(fd, segment, at) is not None:
+                return at
+            found = data.find(_HEADER_BEGINS, found + 1)
+    return size
 
 
 def _unpack(payload: bytes, ref: SegmentRef) -> TokenRecord:

@@ -151,6 +151,8 @@ class Fold:
             case seen.Continued():
                 self.state.continued.append((self.state.now_s, value))
                 self._engines.mark("continued", value.to_engine, f"{value.turn}: {value.reason}")
+            case seen.GatewayLost():
+                self._forget_cut_calls(value)
             case seen.MemberJoined():
                 self.state.joins.append((self.state.now_s, value))
                 words = "mid-batch" if value.is_mid_batch else f"step {value.step}"
@@ -172,6 +174,15 @@ class Fold:
                 )
             case _:
                 return
+
+    def _forget_cut_calls(self, lost: seen.GatewayLost) -> None:
+        """Continuations of calls that ended with their gateway: no turn will tell of them."""
+        state, executions = self.state, set(lost.executions)
+        state.continued = [
+            (at_s, one)
+            for at_s, one in state.continued
+            if one.execution not in executions or (one.turn, one.attempt) in state.turns
+        ]
 
 
 def fold(rows: Iterable[Row]) -> RunState:

@@ -59,11 +59,20 @@ def _observation_note(value: JournalValue) -> str:
             return f"eval reward of version {value.version}: {words}"
         case seen.HarnessError(during_move=True):
             return f"{value.execution} got an error after a move: {value.kind}"
+        case seen.GatewayLost():
+            return _gateway_note(value)
         case seen.VersionPublished(num_continued=num) if num:
             words = f"{value.version} on {value.engine} across {number(num, 'live request')}"
             return f"published version {words}"
         case _:
             return ""
+
+
+def _gateway_note(value: seen.GatewayLost) -> str:
+    held = number(len(value.executions), "execution")
+    if value.gone_s is None:
+        return f"{value.gateway} lost with {held}: {value.reason}"
+    return f"{value.gateway} back after {value.gone_s:.1f} s with {held}: {value.reason}"
 
 
 def _step_note(value: seen.StepReport) -> str:
