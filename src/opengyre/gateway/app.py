@@ -44,12 +44,11 @@ _DIALECTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One model call: whose, how it speaks, its connection and the bytes of its body."""
+    """One model call: whose, how it speaks, and its connection, whose body was not read."""
 
     execution: str
     dialect: Dialect
     connection: Connection
-    body: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +97,11 @@ class _Endpoint:
             raise Refusal("nothing here", kind=RefusalKind.NOT_FOUND)
         if not self._surface.is_allowed(target.execution, _keys_sent(connection)):
             raise Refusal("unknown execution or wrong API key", kind=RefusalKind.UNAUTHORIZED)
+        asked = Asked(execution=target.execution, dialect=dialect, connection=connection)
         match method, target.operation:
             case "POST", _Operation.CHAT | _Operation.RESPONSES | _Operation.MESSAGES:
-                await self._surface.complete(await _asked(target, dialect, connection))
+                await self._surface.complete(asked)
             case "POST", _Operation.COUNT_TOKENS:
-                asked = await _asked(target, dialect, connection)
                 num_tokens = await self._surface.count_tokens(asked)
                 await answer_json(connection, anthropic.count_tokens_json(num_tokens))
             case "GET" | "HEAD", _Operation.MODELS:
@@ -126,11 +125,6 @@ class _Endpoint:
 def make_app(surface: Surface) -> Starlette:
     """Every path goes to one endpoint, so that refusals look the same everywhere."""
     return Starlette(routes=[Route("/{path:path}", endpoint=_Endpoint(surface))])
-
-
-async def _asked(target: _Target, dialect: Dialect, connection: Connection) -> Asked:
-    body = await connection.read_body()
-    return Asked(execution=target.execution, dialect=dialect, connection=connection, body=body)
 
 
 def _read_path(path: str) -> _Target:

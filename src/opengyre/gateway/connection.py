@@ -82,6 +82,12 @@ class Connection:
     def header(self, name: str) -> str:
         return self._headers.get(name.encode(), b"").decode("latin-1")
 
+    @property
+    def num_body_bytes(self) -> int:
+        """What the client says that it will send; the most there can be if it does not."""
+        told = self.header("content-length")
+        return min(int(told), MAX_BODY_BYTES) if told.isdecimal() else MAX_BODY_BYTES
+
     async def read_body(self) -> bytes:
         """Raises Refusal for a body that is too large or too slow, ClientLeft if it is cut."""
         try:

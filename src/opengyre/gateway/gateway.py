@@ -11,7 +11,7 @@ import hmac
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeVar
@@ -27,6 +27,7 @@ from opengyre.gateway.recording import RecordQueue
 from opengyre.gateway.rendering import ModelRenderer
 from opengyre.gateway.request import Refusal, RefusalKind, Sampling
 from opengyre.gateway.restoring import restore_session
+from opengyre.gateway.room import Room
 from opengyre.gateway.routing import Routing
 from opengyre.gateway.server import bind, serve_gateway
 from opengyre.gateway.sessions import Attempt, Incoming, Session
@@ -36,6 +37,8 @@ from opengyre.seams.records import TokenRecord, TurnRecord
 
 MAX_RUNNING_PER_SESSION = 64
 CLOSE_TIMEOUT_S = 30.0
+MAX_LONG_BODIES_BYTES = 8 * bodies.MAX_BODY_BYTES
+_LONG_BODY_BYTES = 2**20
 _OFF_LOOP_BYTES = 65_536
 _NO_KEY = "-"
 _T = TypeVar("_T")
@@ -118,6 +121,7 @@ class Gateway:
         self._now_s = now_s
         self._records = RecordQueue(recorder, on_turn=events.on_turn)
         self._routing = Routing(on_hold=events.on_hold)
+        self._room = Room(MAX_LONG_BODIES_BYTES)
         self._engine_tokens = settings.max_context_tokens
         self._open: dict[str, _Open] = {}
         self._stack = AsyncExitStack()
@@ -255,18 +259,7 @@ class Gateway:
         return one is not None and any(is_same)
 
     async def _complete(self, asked: Asked) -> None:
-        incoming = await self._read(asked)
-        await self._settle_retried(asked, incoming.key)
-        one = self._session_of(asked)
-        if len(one.running) >= MAX_RUNNING_PER_SESSION:
-            raise Refusal("too many requests at once", kind=RefusalKind.TOO_MANY)
-        place = await _off_loop(incoming.body, lambda: one.session.place(incoming))
-        await self._records.wait_room()
-        attempt = self._session_of(asked).session.admit(incoming, place)
-        form = asked.dialect.form(
-            incoming.raw, incoming.request, name=attempt.name, created_s=int(time.time())
-        )
-        exchange = self._exchange(one, attempt, asked.connection, form)
+        one, exchange = await self._admitted(asked)
         one.running[exchange] = None
         try:
             await exchange.run()
@@ -274,11 +267,33 @@ class Gateway:
             one.running.pop(exchange, None)
             one.idle.set()
 
+    async def _admitted(self, asked: Asked) -> tuple[_Open, Exchange]:
+        async with self._room_for(asked):
+            incoming = await self._read(asked)
+            await self._settle_retried(asked, incoming.key)
+            session = self._session_of(asked).session
+            place = await _off_loop(incoming.body, lambda: session.place(incoming))
+        await self._records.wait_room()
+        one = self._session_of(asked)
+        if len(one.running) >= MAX_RUNNING_PER_SESSION:
+            raise Refusal("too many requests at once", kind=RefusalKind.TOO_MANY)
+        attempt = one.session.admit(incoming, place)
+        form = asked.dialect.form(
+            incoming.raw, incoming.request, name=attempt.name, created_s=int(time.time())
+        )
+        return one, self._exchange(one, attempt, asked.connection, form)
+
     async def _count_tokens(self, asked: Asked) -> int:
-        incoming = await self._read(asked)
-        session = self._session_of(asked).session
-        place = await _off_loop(incoming.body, lambda: session.place(incoming))
-        return len(place.prompt_ids)
+        async with self._room_for(asked):
+            incoming = await self._read(asked)
+            session = self._session_of(asked).session
+            place = await _off_loop(incoming.body, lambda: session.place(incoming))
+            return len(place.prompt_ids)
+
+    def _room_for(self, asked: Asked) -> AbstractAsyncContextManager[None]:
+        """Short bodies need none."""
+        num_bytes = asked.connection.num_body_bytes
+        return self._room.hold(num_bytes) if num_bytes > _LONG_BODY_BYTES else nullcontext()
 
     def _session_of(self, asked: Asked) -> _Open:
         one = self._open.get(asked.execution)
@@ -287,16 +302,17 @@ class Gateway:
         return one
 
     async def _read(self, asked: Asked) -> Incoming:
-        return await _off_loop(asked.body, lambda: self._parsed(asked))
+        body = await asked.connection.read_body()
+        return await _off_loop(body, lambda: self._parsed(asked, body))
 
-    def _parsed(self, asked: Asked) -> Incoming:
-        raw = bodies.decode_object(asked.body)
+    def _parsed(self, asked: Asked, body: bytes) -> Incoming:
+        raw = bodies.decode_object(body)
         request = asked.dialect.parse(raw)
         evidence = Evidence(header=asked.connection.header, body=raw, request=request)
         return Incoming(
             request=request,
             raw=raw,
-            body=asked.body,
+            body=body,
             key=bodies.digest(raw),
             protocol=asked.dialect.name,
             role=role_of(evidence, self._settings.labels),

@@ -1,0 +1,51 @@
+"""Room for long bodies: how many bytes of them are read and encoded at the same time.
+
+Must not know: HTTP. Invariants: what is held never exceeds the room; a body longer than all of it
+takes all of it; those who wait are served in the order in which they came.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Room:
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._num_free = num_bytes
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def hold(self, num_bytes: int) -> AsyncIterator[None]:
+        """Inside, `num_bytes` are taken. Waiting for them is bounded by the caller's time-out."""
+        wanted = min(num_bytes, self._num_bytes)
+        await self._take(wanted)
+        try:
+            yield
+        finally:
+            self._give(wanted)
+
+    async def _take(self, wanted: int) -> None:
+        if not self._waiting and wanted <= self._num_free:
+            self._num_free -= wanted
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((wanted, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give(wanted)
+            raise
+
+    def _give(self, num_bytes: int) -> None:
+        self._num_free += num_bytes
+        while self._waiting:
+            wanted, turn = self._waiting[0]
+            if not turn.done() and wanted > self._num_free:
+                return
+            self._waiting.popleft()
+            if not turn.done():
+                self._num_free -= wanted
+                turn.set_result(None)
