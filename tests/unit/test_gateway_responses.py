@@ -262,9 +262,12 @@ def test_what_a_harness_changes_in_items_does_not_change_the_message() -> None:
     assert parse(output, tools=TOOLS).messages == (message,)
 
 
-def test_results_between_the_calls_of_one_answer_do_not_divide_it() -> None:
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_results_between_the_calls_of_one_answer_do_not_divide_it(has_ids: bool) -> None:
     message = said("look", None, call(0), call(1))
     output = streamed(message)[-1]["response"]["output"]
+    for item in output:
+        item["id"] = item["id"] if has_ids else None
     given = [
         *output[:2],
         {"type": "function_call_output", "call_id": f"call_{STEM}_0", "output": "zero"},

@@ -29,6 +29,7 @@ from opengyre.gateway.request import (
 
 _json = msgspec.json.Encoder()
 _Event = dict[str, Any]
+_OPENING = ("response.created", "response.in_progress")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,7 @@ class ResponsesAnswer:
         self._output: list[dict[str, Any]] = []
         self._item: _Item | None = None
         self._logprobs: list[dict[str, Any]] = []
-        self._num_events = 0
+        self._num_events = len(_OPENING)
 
     def whole(self, answer: Answer) -> bytes:
         self.delta(_pieces(answer), answer.logprobs)
@@ -165,19 +166,19 @@ class ResponsesAnswer:
 
     def opening(self, num_prompt_tokens: int) -> bytes:
         begun = self._response("in_progress", [], usage=None)
-        names = ("response.created", "response.in_progress")
-        return self._written([{"type": name, "response": begun} for name in names])
+        events = [{"type": name, "response": begun} for name in _OPENING]
+        return b"".join(_written(event, number) for number, event in enumerate(events))
 
     def delta(self, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob] = ()) -> bytes:
         """`logprobs` go with the next text; those of what is no text before it as well."""
         self._logprobs += [_logprob_json(one) for one in logprobs]
-        return self._written([event for piece in pieces for event in self._take(piece)])
+        return self._numbered([event for piece in pieces for event in self._take(piece)])
 
     def closing(self, answer: Answer) -> bytes:
         status = _status(answer)
         events = self._close(status)
         terminal = {"type": f"response.{status}", "response": self._ended(answer)}
-        return self._written([*events, terminal])
+        return self._numbered([*events, terminal])
 
     def _take(self, piece: Piece) -> list[_Event]:
         match piece:
@@ -275,13 +276,15 @@ class ResponsesAnswer:
             **self._shape.echo,
         }
 
-    def _written(self, events: list[_Event]) -> bytes:
-        lines = []
-        for event in events:
-            event["sequence_number"] = self._num_events
-            self._num_events += 1
-            lines.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _json.encode(event)))
-        return b"".join(lines)
+    def _numbered(self, events: list[_Event]) -> bytes:
+        start = self._num_events
+        self._num_events += len(events)
+        return b"".join(_written(event, start + k) for k, event in enumerate(events))
+
+
+def _written(event: _Event, number: int) -> bytes:
+    data = _json.encode({**event, "sequence_number": number})
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), data)
 
 
 def _pieces(answer: Answer) -> list[Piece]:

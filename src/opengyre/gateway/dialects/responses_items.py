@@ -133,6 +133,7 @@ class ItemReader:
         if turn is None:
             turn = _Turn(owner=owner, last=kind)
             self._done.append(turn)
+        turn.owner = turn.owner or owner
         turn.last = kind
         return turn
 
