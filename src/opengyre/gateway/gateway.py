@@ -10,8 +10,8 @@ import hashlib
 import hmac
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeVar
@@ -37,6 +37,7 @@ from opengyre.seams.records import TokenRecord, TurnRecord
 
 MAX_RUNNING_PER_SESSION = 64
 CLOSE_TIMEOUT_S = 30.0
+ROOM_TIMEOUT_S = 60.0
 MAX_LONG_BODIES_BYTES = 8 * bodies.MAX_BODY_BYTES
 _LONG_BODY_BYTES = 2**20
 _OFF_LOOP_BYTES = 65_536
@@ -290,10 +291,19 @@ class Gateway:
             place = await _off_loop(incoming.body, lambda: session.place(incoming))
             return len(place.prompt_ids)
 
-    def _room_for(self, asked: Asked) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def _room_for(self, asked: Asked) -> AsyncIterator[None]:
         """Short bodies need none."""
         num_bytes = asked.connection.num_body_bytes
-        return self._room.hold(num_bytes) if num_bytes > _LONG_BODY_BYTES else nullcontext()
+        async with AsyncExitStack() as stack:
+            if num_bytes > _LONG_BODY_BYTES:
+                try:
+                    async with asyncio.timeout(ROOM_TIMEOUT_S):
+                        await stack.enter_async_context(self._room.hold(num_bytes))
+                except TimeoutError as error:
+                    what = "too many long bodies at once"
+                    raise Refusal(what, kind=RefusalKind.UNAVAILABLE) from error
+            yield
 
     def _session_of(self, asked: Asked) -> _Open:
         one = self._open.get(asked.execution)

@@ -18,7 +18,7 @@ class Room:
 
     @asynccontextmanager
     async def hold(self, num_bytes: int) -> AsyncIterator[None]:
-        """Inside, `num_bytes` are taken. Waiting for them is bounded by the caller's time-out."""
+        """Inside, `num_bytes` are taken. Waiting for them ends when it is cancelled."""
         wanted = min(num_bytes, self._num_bytes)
         await self._take(wanted)
         try:
