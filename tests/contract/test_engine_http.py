@@ -226,6 +226,26 @@ def test_an_answer_that_does_not_add_up_is_one_error_chunk_that_says_why(name: s
     asyncio.run(main())
 
 
+def test_a_server_that_falls_silent_is_cut_and_in_trouble() -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": _ONE, "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def main() -> None:
+        facts = ServerFacts(context_tokens=64, logprob_mode="raw")
+        async with asyncio.timeout(30), served(answer) as url:
+            origin = parse_origin(url)
+            async with HttpEngine(origin, VllmGenerate("m"), facts, silence_max_s=0.1) as engine:
+                made = await collect(engine.submit(request(1, [1, 2], 8)))
+                assert engine.troubled.is_set()
+        assert (made.ids, made.finish) == ([5], Finish.ERROR)
+        assert "nothing came in 0.1 s" in made.reason
+
+    asyncio.run(main())
+
+
 def _open(wires: frozenset[str], **asked: Any) -> Any:
     async def main() -> Any:
         tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))

@@ -124,15 +124,24 @@ class HttpEngine:
     """Use as `async with HttpEngine(...) as engine`. A `RequestEngine`.
 
     `troubled` is set when a connection failed or the server failed a request: somebody should
-    look whether it lives (`is_alive`). `num_running` counts requests that have not ended.
+    look whether it lives (`is_alive`). `num_running` counts requests that have not ended. A request
+    that hears nothing for `silence_max_s` is cut.
     """
 
-    def __init__(self, origin: Origin, wire: TokenWire, facts: ServerFacts) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        wire: TokenWire,
+        facts: ServerFacts,
+        *,
+        silence_max_s: float = SILENCE_MAX_S,
+    ) -> None:
         self.origin = origin
         self.wire = wire
         self.troubled = asyncio.Event()
         self.trouble = ""
         self._facts = facts
+        self._silence_max_s = silence_max_s
         self._pool = HttpPool(origin)
         self._calls: dict[str, _Call] = {}
         self._tasks = asyncio.TaskGroup()
@@ -213,18 +222,22 @@ class HttpEngine:
         """Until the stream ended, whoever ended it."""
         try:
             await self._send(request, call)
-            loop = asyncio.get_running_loop()
-            while not call.stream.is_ended:
-                wait_s = call.last_s + SILENCE_MAX_S - loop.time()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.0, wait_s)):
-                        await call.stream.wait_ended()
-                if loop.time() >= call.last_s + SILENCE_MAX_S:
-                    self._on_trouble("silent")
-                    call.stop(Finish.ERROR, f"no token in {SILENCE_MAX_S:g} s")
+            await self._watch(call)
         finally:
             if self._calls.get(request.request_id) is call:
                 del self._calls[request.request_id]
+
+    async def _watch(self, call: _Call) -> None:
+        """Cut a request that hears nothing for too long."""
+        while not call.stream.is_ended:
+            heard_s = call.last_s
+            try:
+                async with asyncio.timeout_at(heard_s + self._silence_max_s):
+                    await call.stream.wait_ended()
+            except TimeoutError:
+                if call.last_s == heard_s:
+                    self._on_trouble("it is silent")
+                    call.stop(Finish.ERROR, f"nothing came in {self._silence_max_s:g} s")
 
     async def _send(self, request: GenerateRequest, call: _Call) -> None:
         body = self.wire.body(request)
