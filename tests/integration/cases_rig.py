@@ -152,6 +152,8 @@ class Harness:
     prefix: str = "v1"
     tools: tuple[ToolSpec, ...] = (BASH,)
     history: list[Entry] = field(default_factory=lambda: [Said(role="user", text="Do it.")])
+    extra: Json = field(default_factory=dict)
+    extra_headers: dict[str, str] = field(default_factory=dict)
     num_requests: int = 0
     num_comments: int = 0
     raw_bodies: list[bytes] = field(default_factory=list)
@@ -165,10 +167,11 @@ class Harness:
     def headers(self) -> dict[str, str]:
         is_claude = self.speaker.name == "anthropic"
         carrier = {"x-api-key": self.key} if is_claude else {"authorization": f"Bearer {self.key}"}
-        return {"content-type": "application/json", **carrier}
+        return {"content-type": "application/json", **carrier, **self.extra_headers}
 
     def body(self, *, stream: bool, **more: Any) -> Json:
-        return {**self.speaker.body(self.history, stream=stream, tools=self.tools), **more}
+        body = self.speaker.body(self.history, stream=stream, tools=self.tools)
+        return {**body, **self.extra, **more}
 
     async def ask(self, *, stream: bool, **more: Any) -> Reply:
         """One request with the history; its answer must be whole."""
@@ -188,6 +191,22 @@ class Harness:
         events, num_comments = read_events(answer.text)
         self.num_comments += num_comments
         return self.speaker.streamed(events)
+
+    async def leave(
+        self, body: Json, *, after: bytes, headers: dict[str, str] | None = None
+    ) -> bytes:
+        """A streamed request whose client goes away once it has seen `after`; what it saw."""
+        self.num_requests += 1
+        seen = b""
+        all_headers = self.headers | (headers or {})
+        async with httpx.AsyncClient(timeout=100.0, verify=False) as client:
+            call = client.stream("POST", self.url, headers=all_headers, json=body)
+            async with call as answer:
+                async for part in answer.aiter_raw():
+                    seen += part
+                    if after in seen:
+                        return seen
+        raise AssertionError(f"never came: {after!r} in {seen[-200:]!r}")
 
     def keep(self, reply: Reply, form: Any, *results: str) -> None:
         """Go on from `form` of the reply and, in its calls' order, their results."""
@@ -319,7 +338,7 @@ class Case:
 async def open_case(engines: dict[str, Any], **settings: Any) -> AsyncIterator[Case]:
     """Settings are those of the gateway."""
     chosen = {"max_context_tokens": CONTEXT_TOKENS, **settings}
-    async with open_rig(engines, **chosen) as rig, httpx.AsyncClient(timeout=100.0) as client:
+    async with open_rig(engines, **chosen) as rig, httpx.AsyncClient(timeout=100.0, verify=False) as client:
         case = Case(rig=rig, engines=engines, client=client)
         yield case
         await case.close()
