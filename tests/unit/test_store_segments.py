@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.seams.records import SegmentRef, Span, TokenRecord, TurnRecord
-from opengyre.store.segments import SegmentReader, SegmentWriter, segment_numbers
+from opengyre.store.segments import Damage, SegmentReader, SegmentWriter, segment_numbers
 
 NOWHERE = SegmentRef(segment=-1, offset_bytes=-1, crc32=0)
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=20)
@@ -149,6 +149,32 @@ def test_one_flipped_bit_anywhere_in_a_record_is_found(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(BoundaryError, match="damaged record"):
             reader.read(ref)
+
+
+@pytest.mark.parametrize("place", [0, 1, 5, 30, 150, -1])
+def test_a_damaged_record_hides_only_itself_and_is_told(tmp_path: Path, place: int) -> None:
+    async def scenario() -> list[SegmentRef]:
+        writer = SegmentWriter(tmp_path)
+        delta = b'about {"turn":"e000001.t9"}'
+        refs = [writer.append(record([n] * 5, [(n, -1.0)], delta)) for n in range(4)]
+        await writer.close()
+        return refs
+
+    refs = asyncio.run(scenario())
+    path, reader = tmp_path / "0000.seg", SegmentReader(tmp_path)
+    whole = bytearray(path.read_bytes())
+    first, after = refs[1].offset_bytes, refs[2].offset_bytes
+    whole[first + place % (after - first)] ^= 64
+    path.write_bytes(whole[:-3])
+    told: list[Damage] = []
+    found = [one.header.ref for one in reader.scan(0, on_damage=told.append)]
+    assert found == [refs[0], refs[2]]
+    assert [(one.offset_bytes, one.is_at_end) for one in told] == [
+        (first, False),
+        (refs[3].offset_bytes, True),
+    ]
+    assert [one.num_bytes for one in told] == [after - first, len(whole) - 3 - refs[3].offset_bytes]
+    assert str(told[0]) == f"segment 0 at {first}: a damaged record of {after - first} bytes"
 
 
 def test_a_reference_to_another_record_a_missing_file_and_a_foreign_one_are_refused(

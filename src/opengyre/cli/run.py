@@ -11,12 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from opengyre.cli.errors import ExitCode, GyreGroup
+from opengyre.cli.run_export import export
 
 run_app = typer.Typer(
     cls=GyreGroup,
     no_args_is_help=True,
     help="Look at a run: what happened, whether its promises were kept, and its picture.",
 )
+run_app.command(name="export")(export)
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
