@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from struck_engine import Point, Served, Strike, StruckEngine
+from struck_engine import Log, Point, Served, Strike, StruckEngine
 from tokenizers import Tokenizer
 from wire_proxy import Seen, WireProxy
 
 from opengyre.config.harness_profile import HarnessProfile, load_profile
 from opengyre.engines.scripted import ScriptedConfig, text_policy
+from opengyre.gateway.gateway import Gateway
 from opengyre.gateway.rendering import TokenizerAdapter
 from opengyre.harness.programs import find_program
 from opengyre.runtime.byte_model import byte_tokenizer, write_byte_model
@@ -88,7 +89,8 @@ class Scene:
             task = replace(
                 load_task(write_example_task(folder / "task")), instruction=self.instruction
             )
-            engines = self._engines()
+            log = Log(points=list(self.points))
+            engines = self._engines(log)
             settings = StageSettings(
                 profile=self.profile,
                 program=find_program(self.profile),
@@ -97,13 +99,14 @@ class Scene:
                 limits=Limits(wall_s=self.wall_s),
                 hold_comment_s=self.hold_comment_s,
             )
-            async with open_stage(settings, engines) as stage:
+            async with asyncio.TaskGroup() as tasks, open_stage(settings, engines) as stage:
                 if self.strike is not None:
-                    live = Live(stage=stage, engines=engines)
-                    engines["s0"].strike = self.strike(live)
-                return await self._play(stage, task, engines)
+                    strike = self.strike(Live(gateway=stage.gateway, engines=engines, tasks=tasks))
+                    for engine in engines.values():
+                        engine.strike = strike
+                return await self._play(stage, task, log)
 
-    async def _play(self, stage: Stage, task: Task, engines: dict[str, StruckEngine]) -> "Outcome":
+    async def _play(self, stage: Stage, task: Task, log: Log) -> "Outcome":
         proxy = self.proxy(stage.gateway.address)
         async with proxy.listening() as address:
             played = await play(stage, task, address=address)
@@ -112,13 +115,13 @@ class Scene:
             played=played,
             turns=list(stage.turns),
             records=[reader.read(turn.ref) for turn in stage.turns],
-            served=[one for engine in engines.values() for one in engine.served],
-            struck=engines["s0"].struck,
+            served=log.served,
+            struck=log.struck,
             seen=proxy.seen,
             files=files_in(played.folder / "workspace"),
         )
 
-    def _engines(self) -> dict[str, StruckEngine]:
+    def _engines(self, log: Log) -> dict[str, StruckEngine]:
         tokenizer = byte_tokenizer()
         adapter = TokenizerAdapter(tokenizer, name="bytes", end_of_turn="<|im_end|>")
         respond = text_policy(adapter, self.respond or self.solver.respond)
@@ -126,8 +129,10 @@ class Scene:
             context_tokens=CONTEXT_TOKENS, tokens_per_s=self.tokens_per_s, max_running=32
         )
         decode = decoder(tokenizer)
-        struck = StruckEngine(respond, config, decode=decode, points=list(self.points))
-        return {"s0": struck, "s1": StruckEngine(respond, config, decode=decode)}
+        return {
+            name: StruckEngine(name, respond, config, decode=decode, log=log)
+            for name in ("s0", "s1")
+        }
 
 
 def decoder(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
@@ -138,8 +143,12 @@ def decoder(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
 class Live:
     """What a strike can reach."""
 
-    stage: Stage
+    gateway: Gateway
     engines: dict[str, StruckEngine]
+    tasks: asyncio.TaskGroup
+
+    def other(self, engine: StruckEngine) -> str:
+        return next(name for name in self.engines if name != engine.name)
 
 
 @dataclass
@@ -183,7 +192,7 @@ class Outcome:
         """Every committed turn's ids are what engines received and gave, in parts or whole."""
         for record in self.committed:
             prompt = self.prompt_of(record)
-            parts = [one for one in self.served if _turn_of(one) == record.header.turn]
+            parts = [one for one in self.served if one.turn == record.header.turn]
             assert parts, f"{record.header.turn} was never at an engine"
             given: list[int] = []
             logprobs: list[float] = []
@@ -203,10 +212,6 @@ class Outcome:
             prompt = self.prompt_of(record)
             assert prompt[: len(before)] == before, record.header.fork_reason
             before = prompt + record.completion_ids
-
-
-def _turn_of(served: Served) -> str:
-    return served.request.request_id.split(".a")[0]
 
 
 def files_in(folder: Path) -> dict[str, str]:

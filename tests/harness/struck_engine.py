@@ -1,7 +1,7 @@
 """A scripted engine that stops at a chosen point of its answer and lets something happen there."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -31,35 +31,42 @@ class Served:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
+    @property
+    def turn(self) -> str:
+        return self.request.request_id.split(".a")[0]
 
-Strike = Callable[["StruckEngine", GenerateRequest], Awaitable[Finish | None]]
+
+Strike = Callable[["StruckEngine"], Finish | None]
 """Called at the point; the answer's part ends with the finish it returns, or never."""
 
 
+@dataclass(slots=True)
+class Log:
+    """Shared by the engines of a run: points still to come, points that came, requests served."""
+
+    points: list[Point] = field(default_factory=list)
+    struck: list[Point] = field(default_factory=list)
+    served: list[Served] = field(default_factory=list)
+
+
 class StruckEngine(ScriptedEngine):
-    """`points` are used up in order, one for each whole answer that has it."""
+    """The log's points are used up in order, one in each turn that thinks, speaks and calls."""
 
     def __init__(
-        self,
-        respond: Respond,
-        config: ScriptedConfig,
-        *,
-        decode: Decode,
-        points: list[Point] | None = None,
-        strike: Strike | None = None,
+        self, name: str, respond: Respond, config: ScriptedConfig, *, decode: Decode, log: Log
     ) -> None:
         super().__init__(respond, config)
+        self.name = name
+        self.strike: Strike | None = None
         self._answer = respond
         self._decode = decode
-        self.points = points or []
-        self.strike = strike
-        self.served: list[Served] = []
-        self.struck: list[Point] = []
+        self._log = log
 
     async def submit(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         served = Served(request)
-        self.served.append(served)
-        num = self._num_until_point(request)
+        is_first = all(one.turn != served.turn for one in self._log.served)
+        self._log.served.append(served)
+        num = self._num_until_point(request) if is_first else None
         part = request if num is None else msgspec.structs.replace(request, max_new_tokens=num or 1)
         if num != 0:
             async for chunk in super().submit(part):
@@ -69,16 +76,16 @@ class StruckEngine(ScriptedEngine):
                     yield chunk
         if num is None:
             return
-        self.struck.append(self.points.pop(0))
+        self._log.struck.append(self._log.points.pop(0))
         assert self.strike is not None
-        finish = await self.strike(self, request)
+        finish = self.strike(self)
         if finish is None:
             await asyncio.Event().wait()
         yield Chunk(finish=finish, reason="struck")
 
     def _num_until_point(self, request: GenerateRequest) -> int | None:
         """How many tokens come before the next point; None if this answer does not have it."""
-        if not self.points:
+        if not self._log.points:
             return None
         try:
             answer = self._answer(list(request.prompt_ids), request.seed)
@@ -94,7 +101,7 @@ class StruckEngine(ScriptedEngine):
             Point.TEXT: text.index("</think>") + len("</think>\n\n") + 4,
             Point.ARGUMENTS: text.index('"arguments"') + len('"arguments": {"') + 3,
             Point.BEFORE_END: end,
-        }[self.points[0]]
+        }[self._log.points[0]]
         return _num_tokens(self._decode, answer, chars)
 
 
