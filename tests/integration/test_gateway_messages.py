@@ -17,15 +17,15 @@ from opengyre.engines.scripted import ScriptedEngine
 from opengyre.seams.engine import Finish
 
 Block = dict[str, Any]
-Turn = dict[str, Any]
+Turn = Any
 HELLO: list[Turn] = [{"role": "user", "content": "say hello"}]
 PROPERTIES = {"command": {"type": "string"}, "timeout": {"type": "number"}}
-BASH = {
+BASH: Any = {
     "name": "bash",
     "description": "Run a command.",
     "input_schema": {"type": "object", "properties": PROPERTIES},
 }
-THINKING = {"type": "enabled", "budget_tokens": 1024}
+THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
 ROOM: dict[str, Any] = {"context_tokens": 100_000}
 ODD_ARGUMENTS = [
     '{"command": "ls"}',
@@ -57,6 +57,11 @@ def odd_answer(text: str, seed: int) -> str:
         + words
         + "\n".join(called(dice.choice(ODD_ARGUMENTS)) for _ in range(dice.choice([1, 1, 2])))
     )
+
+
+def first_text(message: Any) -> str:
+    """Of an answer that begins with text, as many programs read it."""
+    return str(message.content[0].text)
 
 
 def called(arguments: str) -> str:
@@ -188,8 +193,7 @@ def test_an_unstreamed_message_has_the_text_and_the_exact_record() -> None:
             async with client_of(rig) as client:
                 told = await client.messages.create(model="m", max_tokens=99, messages=HELLO)
             await rig.gateway.close_session("e000001")
-            (block,) = told.content
-            assert (block.type, block.text) == ("text", "hello there")  # type: ignore[union-attr]
+            assert first_text(told) == "hello there"
             assert (told.id, told.model, told.role) == ("msg_e000001_t1_a0", "m", "assistant")
             assert (told.stop_reason, told.stop_sequence) == ("end_turn", None)
             (record,) = rig.recorder.records
@@ -240,7 +244,7 @@ def test_thinking_text_and_calls_are_blocks_in_order_with_arguments_as_sampled()
                 model="m", max_tokens=999, messages=HELLO, tools=[BASH], thinking=THINKING
             )
             assert [block.type for block in whole.content] == [b["type"] for b in folded.blocks]
-            assert whole.content[2].input == json.loads(arguments)  # type: ignore[union-attr]
+            assert whole.content[2].to_dict()["input"] == json.loads(arguments)
 
     asyncio.run(main())
 
@@ -255,7 +259,7 @@ def test_a_client_that_did_not_ask_for_thinking_gets_text_first() -> None:
             folded = await streamed(client)
             assert folded.blocks == [{"type": "text", "text": "hello"}]
             whole = await client.messages.create(model="m", max_tokens=99, messages=HELLO)
-            assert whole.content[0].text == "hello"  # type: ignore[union-attr]
+            assert first_text(whole) == "hello"
 
     asyncio.run(main())
 
@@ -283,7 +287,7 @@ def test_parallel_calls_can_be_switched_off() -> None:
             open_rig({"s0": scripted(lambda text, seed: answer)}) as rig,
             client_of(rig) as client,
         ):
-            choice = {"type": "auto", "disable_parallel_tool_use": True}
+            choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
             folded = await streamed(client, tools=[BASH], tool_choice=choice)
             assert [block["type"] for block in folded.blocks] == ["tool_use"]
             assert folded.end.delta.stop_reason == "tool_use"
@@ -301,6 +305,49 @@ def test_comments_while_nothing_comes_do_not_disturb_the_stream() -> None:
         ):
             folded = await streamed(client)
             assert folded.blocks == [{"type": "text", "text": "a b c"}]
+
+    asyncio.run(main())
+
+
+def test_an_answer_continued_after_every_few_tokens_is_the_same_stream() -> None:
+    arguments = '{"command":  "echo \\u00e9 ünï", "timeout": 5000.0}'
+    answer = f"<think>\nhm, let me\n</think>\n\nLook:\n{called(arguments)}\n{called('[1')}"
+
+    async def main() -> None:
+        told = []
+        for num_tokens in (10**6, 1, 3):
+            engine: Any = CutEngine(scripted(lambda text, seed: answer), num_tokens=num_tokens)
+            async with open_rig({"s0": engine}) as rig:
+                async with client_of(rig) as client:
+                    folded = await streamed(client, tools=[BASH], thinking=THINKING)
+                await rig.gateway.close_session("e000001")
+                (record,) = rig.recorder.records
+                told.append((folded.blocks, folded.end, record.completion_ids))
+        assert told[1:] == told[:1] * 2
+        assert [block["type"] for block in told[0][0]] == ["thinking", "text"] + ["tool_use"] * 2
+
+    asyncio.run(main())
+
+
+def test_a_client_that_is_not_shown_thinking_hears_comments_meanwhile() -> None:
+    async def main() -> None:
+        answer = "<think>\n" + "hm " * 30 + "\n</think>\n\nhello"
+        engine = scripted(lambda text, seed: answer, tokens_per_s=200)
+        async with open_rig({"s0": engine}, hold_comment_s=0.05) as rig:
+            body = {"model": "m", "messages": HELLO, "max_tokens": 999, "stream": True}
+            async with (
+                httpx.AsyncClient() as client,
+                client.stream(
+                    "POST",
+                    f"{rig.gateway.address}/e000001/v1/messages",
+                    headers={"x-api-key": "key-1"},
+                    json=body,
+                ) as response,
+            ):
+                lines = [line async for line in response.aiter_lines()]
+        num_before = next(k for k, line in enumerate(lines) if "text_delta" in line)
+        assert ": held" in lines[:num_before]
+        assert "thinking" not in "".join(lines)
 
     asyncio.run(main())
 
@@ -348,7 +395,7 @@ def test_case_13_models_beta_paths_and_probes_are_served() -> None:
             told = await client.beta.messages.create(
                 model="m", max_tokens=9, messages=HELLO, betas=["no-such-beta"]
             )
-            assert told.content[0].text == "hi"  # type: ignore[union-attr]
+            assert first_text(told) == "hi"
             prefixed = f"{rig.gateway.address}/e000001/any/prefix"
             async with anthropic.AsyncAnthropic(base_url=prefixed, api_key="key-1") as other:
                 assert (await other.messages.create(model="m", max_tokens=9, messages=HELLO)).id
@@ -400,7 +447,7 @@ def test_no_engine_in_time_is_a_503_that_is_retried() -> None:
 def test_case_01_recorded_ids_are_what_the_engine_received_and_returned(is_stream: bool) -> None:
     async def main() -> None:
         inner: ScriptedEngine = scripted(odd_answer, **ROOM)
-        engine = CutEngine(inner, num_tokens=10**6, finish=Finish.FROZEN, num_cuts=0)
+        engine: Any = CutEngine(inner, num_tokens=10**6, finish=Finish.FROZEN, num_cuts=0)
         async with (
             open_rig({"s0": engine}, max_context_tokens=100_000) as rig,
             client_of(rig) as client,
@@ -441,9 +488,16 @@ def trimmed_and_moved(blocks: list[Block]) -> list[Block]:
     return [*found[:-1], {**found[-1], "cache_control": {"type": "ephemeral"}}]
 
 
-@pytest.mark.parametrize("is_stream", [True, False])
-@pytest.mark.parametrize("rewrite", [as_sent, without_thinking, trimmed_and_moved])
-@pytest.mark.parametrize("display", ["summarized", "omitted"])
+@pytest.mark.parametrize(
+    ("is_stream", "rewrite", "display"),
+    [
+        (True, as_sent, "summarized"),
+        (False, as_sent, "omitted"),
+        (False, without_thinking, "summarized"),
+        (True, trimmed_and_moved, "omitted"),
+        (True, trimmed_and_moved, "summarized"),
+    ],
+)
 def test_case_02_over_20_turns_every_prompt_begins_with_all_that_was_before(
     is_stream: bool, rewrite: Callable[[list[Block]], list[Block]], display: str
 ) -> None:

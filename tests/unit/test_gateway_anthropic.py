@@ -5,15 +5,19 @@ import json
 import re
 import zlib
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from anthropic.types import ContentBlockParam, ModelInfo, message_create_params
 from anthropic.types import Message as VendorMessage
-from anthropic.types import ModelInfo, message_create_params
+from anthropic.types.beta import BetaContentBlockParam
 from anthropic.types.beta import message_create_params as beta_create_params
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from opengyre.gateway.dialects.anthropic import DIALECT, count_tokens_json, model_json, models_json
 from opengyre.gateway.dialects.anthropic_content import sign
+from opengyre.gateway.history import is_same_call
 from opengyre.gateway.request import (
     Answer,
     Call,
@@ -453,8 +457,8 @@ REFUSED: dict[str, Any] = {
 IN_HEADERS = {"betas", "user_profile_id", "workspace_id"}
 
 
-def documented(kind: str) -> set[str]:
-    section = DOCS.read_text().partition("## Fields of the body")[2].partition("\n## ")[0]
+def documented(kind: str, title: str = "Fields of the body") -> set[str]:
+    section = DOCS.read_text().partition(f"## {title}")[2].partition("\n## ")[0]
     return {
         name for name, told in re.findall(r"^\| `(\w+)` \| (\w+) ", section, re.M) if told == kind
     }
@@ -505,3 +509,186 @@ def test_every_field_of_the_official_sdk_is_documented() -> None:
 )
 def test_a_malformed_field_is_refused_by_name(name: str, value: Any) -> None:
     assert refused(**{name: value}).param == name
+
+
+MINIMAL: dict[str, dict[str, Any]] = {
+    "text": {"text": "x"},
+    "thinking": {"thinking": "x", "signature": "s"},
+    "redacted_thinking": {"data": "x"},
+    "tool_use": {"id": "c", "name": "bash", "input": {}},
+    "tool_result": {"tool_use_id": "c"},
+    "tool_reference": {"tool_name": "bash"},
+}
+
+
+def block_types() -> set[str]:
+    """Of both unions of the official SDK."""
+    members = {*get_args(ContentBlockParam), *get_args(BetaContentBlockParam)}
+    hints = [get_type_hints(member)["type"] for member in members if isinstance(member, type)]
+    return {
+        kind for hint in hints for kind in get_args(get_args(hint)[0] or hint) or get_args(hint)
+    }
+
+
+def refusal_of(body: dict[str, Any]) -> Refusal | None:
+    try:
+        DIALECT.parse(body)
+    except Refusal as refusal:
+        return refusal
+    return None
+
+
+def refusals(block: dict[str, Any]) -> list[Refusal | None]:
+    """What a user message, an assistant message and a result say to it."""
+    in_result = {"type": "tool_result", "tool_use_id": "c", "content": [block]}
+    sent = (("user", block), ("assistant", block), ("user", in_result))
+    return [
+        refusal_of({"messages": [{"role": role, "content": [content]}, USER]})
+        for role, content in sent
+    ]
+
+
+def test_every_block_of_the_official_sdk_is_read_or_refused_by_its_name() -> None:
+    title = "Content blocks"
+    read = documented("honoured", title) | documented("tolerated", title)
+    assert read == set(MINIMAL)
+    assert len(block_types()) > 10
+    for kind in block_types() | read | documented("refused", title):
+        found = refusals({"type": kind, **MINIMAL.get(kind, {})})
+        assert (None in found) is (kind in read), kind
+        assert all(repr(kind) in refusal.message for refusal in found if refusal)
+
+
+# ---- what goes out comes back as the same
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e9, 1e9) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+ARGUMENTS = st.one_of(
+    st.dictionaries(st.text(), JSON, max_size=4).map(lambda value: json.dumps(value, indent=1)),
+    JSON.filter(lambda value: value is not None).map(json.dumps),
+    st.text(),
+    st.sampled_from(['{"a": 5e3}', '{"a":1,"a":2}', "{", '{"a": NaN}']),
+)
+WORDS = st.text(min_size=1, max_size=12)
+
+
+PARTS = st.lists(
+    st.tuples(st.just("text"), WORDS) | st.tuples(st.just("call"), ARGUMENTS), max_size=5
+)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[Message, list[Piece]]:
+    """A message and its pieces: reasoning, then text and calls in any order."""
+    thoughts = draw(st.lists(WORDS, max_size=3))
+    pieces: list[Piece] = [ReasoningPiece(text=text) for text in thoughts]
+    shown, calls = "", []
+    for kind, text in draw(PARTS):
+        if kind == "text":
+            shown += text
+            pieces.append(TextPiece(text=text))
+            continue
+        assume(not re.search(r"\\u[dD][89a-fA-F]", text))
+        calls.append(Call(call_id=f"call_{len(calls)}", name="bash", arguments=text))
+        pieces += call_pieces(len(calls) - 1, text)
+    reasoning = "".join(thoughts)
+    told = Message(role=Role.ASSISTANT, text=shown, reasoning=reasoning or None, calls=tuple(calls))
+    return told, pieces
+
+
+def folded(data: bytes) -> list[dict[str, Any]]:
+    """The blocks of a stream; every index must be that of the one block that is open."""
+    blocks: list[dict[str, Any]] = []
+    is_open = False
+    for event in events(data):
+        match event["type"].removeprefix("content_block_"):
+            case "start":
+                assert (event["index"], is_open) == (len(blocks), False)
+                blocks.append({**event["content_block"]})
+                blocks[-1].update({"input": ""} if "input" in blocks[-1] else {})
+                is_open = True
+            case "delta":
+                assert (event["index"], is_open) == (len(blocks) - 1, True)
+                added = {
+                    key.replace("partial_json", "input"): v for key, v in event["delta"].items()
+                }
+                added.pop("type")
+                blocks[-1].update({key: blocks[-1][key] + value for key, value in added.items()})
+            case "stop":
+                assert (event["index"], is_open) == (len(blocks) - 1, True)
+                is_open = False
+    assert not is_open
+    return blocks
+
+
+def as_input(raw: str) -> Any:
+    """As Claude Code reads streamed arguments."""
+
+    def no_number(text: str) -> Any:
+        raise ValueError(text)
+
+    try:
+        return json.loads(raw or "{}", parse_constant=no_number)
+    except ValueError:
+        return {"__unparsedToolInput": {"raw": raw, "len": len(raw)}}
+
+
+def is_same(one: Message, other: Message) -> bool:
+    """Equal, with arguments as values."""
+    if len(one.calls) != len(other.calls) or (one.text, one.reasoning) != (
+        other.text,
+        other.reasoning,
+    ):
+        return False
+    return all(is_same_call(a, b) for a, b in zip(one.calls, other.calls, strict=True))
+
+
+@settings(max_examples=40)
+@given(answers(), st.sampled_from(["summarized", "omitted"]))
+def test_what_was_answered_comes_back_as_the_same_message(
+    made: tuple[Message, list[Piece]], display: str
+) -> None:
+    told, pieces = made
+    config = {"type": "adaptive", "display": display}
+    stream = form(thinking=config)
+    data = b"".join(stream.delta([piece]) for piece in pieces)
+    done = Answer(message=told, ending=Ending.STOP, usage=USAGE)
+    blocks = folded(data + stream.closing(done))
+    for block in blocks:
+        block.update({"input": as_input(block["input"])} if "input" in block else {})
+    whole = json.loads(form(thinking=config).whole(done))["content"]
+    for sent in (blocks, whole):
+        back = messages(USER, {"role": "assistant", "content": sent}, USER)[1]
+        assert is_same(back, told)
+
+
+BLOCKS = st.fixed_dictionaries(
+    {"type": st.sampled_from([*MINIMAL, "image", "x"]) | JSON},
+    optional=dict.fromkeys(
+        ("text", "thinking", "signature", "id", "name", "input", "tool_use_id"), JSON
+    )
+    | {"content": JSON | st.lists(st.fixed_dictionaries({"type": st.just("text")}))},
+)
+TURNS = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system"]) | JSON},
+    optional={"content": JSON | st.lists(BLOCKS | JSON, max_size=4)},
+)
+BODIES = st.fixed_dictionaries(
+    {"messages": st.lists(TURNS | JSON, max_size=4) | JSON},
+    optional={name: JSON for name in [*HONOURED, *TOLERATED, *REFUSED] if name != "messages"},
+)
+
+
+@settings(max_examples=60)
+@given(BODIES)
+def test_any_body_is_read_or_refused(body: dict[str, Any]) -> None:
+    refusal = refusal_of(body)
+    if refusal is not None:
+        assert refusal.status == 400
+        return
+    request = DIALECT.parse(body)
+    assert request.messages
+    assert DIALECT.form(body, request, name="e000001.t1.a0", created_s=0).opening(1)

@@ -5,7 +5,6 @@ is written (string or one block, moved `cache_control`, key order, null/""/absen
 cannot be shown to the model is refused by its name.
 """
 
-import base64
 import binascii
 import json
 import zlib
@@ -26,6 +25,7 @@ _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 _BILLING = "x-anthropic-billing-header:"
 _MARK = b"gyre1"
 _MAX_RATIO = 8
+_canonical = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 
 
 def read_conversation(system: Any, messages: Any) -> tuple[Message, ...]:
@@ -61,13 +61,13 @@ def sign(thinking: str) -> str:
     packed = zlib.compress(data)
     if len(packed) * _MAX_RATIO < len(data):
         packed = zlib.compress(data, 0)
-    return base64.b64encode(_MARK + packed).decode()
+    return binascii.b2a_base64(_MARK + packed, newline=False).decode()
 
 
 def signed(signature: Any) -> str:
     """The thinking that `sign` put into a signature; "" for one that is not ours."""
     try:
-        data = base64.b64decode(signature, validate=True)
+        data = binascii.a2b_base64(signature, strict_mode=True)
         if not data.startswith(_MARK):
             return ""
         packed = data[len(_MARK) :]
@@ -207,7 +207,7 @@ def _arguments(value: Any, where: str) -> str:
     if isinstance(unparsed, dict) and isinstance(unparsed.get("raw"), str):
         return str(unparsed["raw"])
     try:
-        return json.dumps({} if value is None else value, ensure_ascii=False, sort_keys=True)
+        return _canonical.encode({} if value is None else value)
     except RecursionError as error:
         raise refused(where, f"{where}.input is nested too deeply") from error
 
