@@ -2,93 +2,40 @@
 
 import base64
 import json
-import re
 import zlib
-from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
-from anthropic.types import ContentBlockParam, ModelInfo, message_create_params
 from anthropic.types import Message as VendorMessage
-from anthropic.types.beta import BetaContentBlockParam
-from anthropic.types.beta import message_create_params as beta_create_params
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from anthropic.types import ModelInfo
 
 from opengyre.gateway.dialects.anthropic import DIALECT, count_tokens_json, model_json, models_json
 from opengyre.gateway.dialects.anthropic_content import sign
-from opengyre.gateway.history import is_same_call
 from opengyre.gateway.request import (
-    Answer,
     Call,
-    CallEnd,
     CallPiece,
     CallStart,
     ChoiceMode,
     Ending,
     Message,
-    Piece,
     ReasoningPiece,
     Refusal,
     RefusalKind,
-    Request,
     Role,
     TextPiece,
-    Usage,
 )
-
-DOCS = Path(__file__).parents[2] / "docs" / "dialects" / "anthropic.md"
-USAGE = Usage(num_prompt_tokens=7, num_completion_tokens=3, num_reused_tokens=2)
-USER = {"role": "user", "content": "hi"}
-BASH = {"name": "bash", "description": "run", "input_schema": {"type": "object"}}
-SHOWN = {"type": "adaptive"}
-
-
-def parse(**body: Any) -> Request:
-    return DIALECT.parse({"model": "m", "max_tokens": 9, "messages": [USER], **body})
-
-
-def messages(*sent: dict[str, Any], **body: Any) -> list[Message]:
-    return list(parse(messages=list(sent), **body).messages)
-
-
-def refused(**body: Any) -> Refusal:
-    with pytest.raises(Refusal) as error:
-        parse(**body)
-    return error.value
-
-
-def form(**body: Any) -> Any:
-    body = {"model": "m", "messages": [USER], **body}
-    return DIALECT.form(body, DIALECT.parse(body), name="e000001.t7.a0", created_s=5)
-
-
-def events(data: bytes) -> list[dict[str, Any]]:
-    """Every event's object; its type must be the event's name."""
-    blocks = data.decode().split("\n\n")
-    assert blocks.pop() == ""
-    found = []
-    for block in blocks:
-        name, _, value = block.partition("\n")
-        found.append(json.loads(value.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
-
-
-def answer(ending: Ending = Ending.STOP, stop_string: str = "", **message: Any) -> Answer:
-    told = Message(role=Role.ASSISTANT, **message)
-    return Answer(message=told, ending=ending, usage=USAGE, stop_string=stop_string)
-
-
-def call_pieces(index: int, arguments: str) -> list[Piece]:
-    call = Call(call_id=f"call_{index}", name="bash", arguments=arguments)
-    half = len(arguments) // 2
-    return [
-        CallStart(index=index, call_id=call.call_id, name="bash"),
-        CallPiece(index=index, text=arguments[:half]),
-        CallPiece(index=index, text=arguments[half:]),
-        CallEnd(index=index, call=call),
-    ]
+from tests.unit.anthropic_desk import (
+    BASH,
+    SHOWN,
+    USER,
+    answer,
+    call_pieces,
+    events,
+    form,
+    messages,
+    parse,
+    refused,
+)
 
 
 def test_a_stream_has_blocks_one_after_the_other_with_ascending_indexes() -> None:
@@ -416,279 +363,3 @@ def test_models_and_counts_have_the_vendors_shape() -> None:
     info = ModelInfo.model_validate(model)
     assert (info.id, info.created_at.timestamp()) == ("policy", 1_800_000_000)
     assert json.loads(count_tokens_json(5)) == {"input_tokens": 5}
-
-
-# ---- the documented table against the code
-
-HONOURED: dict[str, Any] = {
-    "model": "other",
-    "messages": [{"role": "user", "content": "other"}],
-    "system": "s",
-    "tools": [BASH],
-    "tool_choice": {"type": "none"},
-    "max_tokens": 5,
-    "stop_sequences": ["x"],
-    "temperature": 0.5,
-    "top_p": 0.5,
-    "top_k": 5,
-    "stream": True,
-    "thinking": SHOWN,
-}
-TOLERATED: dict[str, Any] = {
-    "cache_control": {"type": "ephemeral"},
-    "metadata": {"user_id": "u"},
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "output_config": {"effort": "high"},
-    "service_tier": "auto",
-    "speed": "fast",
-    "inference_geo": "us",
-    "diagnostics": {"previous_message_id": "msg_1"},
-    "billing_policy": {"type": "billing_policy"},
-    "fallbacks": "default",
-    "fallback_credit_token": "t",
-}
-REFUSED: dict[str, Any] = {
-    "container": "c",
-    "mcp_servers": [{"name": "x"}],
-    "compaction": {"type": "x"},
-    "thread": {"type": "create"},
-    "output_format": {"type": "json_schema"},
-}
-IN_HEADERS = {"betas", "user_profile_id", "workspace_id"}
-
-
-def documented(kind: str, title: str = "Fields of the body") -> set[str]:
-    section = DOCS.read_text().partition(f"## {title}")[2].partition("\n## ")[0]
-    return {
-        name for name, told in re.findall(r"^\| `(\w+)` \| (\w+) ", section, re.M) if told == kind
-    }
-
-
-def told_by(**body: Any) -> tuple[Request, bytes]:
-    """All that a body can change: the request and the form of an answer."""
-    return parse(**body), form(**body).whole(answer(reasoning="r"))
-
-
-def test_every_documented_field_does_what_the_table_says() -> None:
-    assert documented("honoured") == set(HONOURED)
-    assert documented("tolerated") == set(TOLERATED)
-    assert documented("refused") == set(REFUSED)
-    plain = told_by()
-    for name, value in HONOURED.items():
-        assert told_by(**{name: value}) != plain, name
-    for name, value in TOLERATED.items():
-        assert told_by(**{name: value, "no_such_field": 1}) == plain, name
-    for name, value in REFUSED.items():
-        assert refused(**{name: value}).param == name
-        assert told_by(**{name: None}) == plain
-    assert refused(output_config={"format": {}}).param == "output_config.format"
-
-
-def test_every_field_of_the_official_sdk_is_documented() -> None:
-    known: set[str] = set()
-    for module in (message_create_params, beta_create_params):
-        known |= set(get_type_hints(module.MessageCreateParamsBase))
-    known |= {"stream"}
-    assert known - IN_HEADERS <= set(HONOURED) | set(TOLERATED) | set(REFUSED)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_tokens", 0),
-        ("temperature", "hot"),
-        ("top_p", 2),
-        ("top_k", -1),
-        ("stop_sequences", [""]),
-        ("stream", "yes"),
-        ("model", 5),
-        ("tools", {}),
-        ("thinking", "on"),
-        ("output_config", []),
-    ],
-)
-def test_a_malformed_field_is_refused_by_name(name: str, value: Any) -> None:
-    assert refused(**{name: value}).param == name
-
-
-MINIMAL: dict[str, dict[str, Any]] = {
-    "text": {"text": "x"},
-    "thinking": {"thinking": "x", "signature": "s"},
-    "redacted_thinking": {"data": "x"},
-    "tool_use": {"id": "c", "name": "bash", "input": {}},
-    "tool_result": {"tool_use_id": "c"},
-    "tool_reference": {"tool_name": "bash"},
-}
-
-
-def block_types() -> set[str]:
-    """Of both unions of the official SDK."""
-    members = {*get_args(ContentBlockParam), *get_args(BetaContentBlockParam)}
-    hints = [get_type_hints(member)["type"] for member in members if isinstance(member, type)]
-    return {
-        kind for hint in hints for kind in get_args(get_args(hint)[0] or hint) or get_args(hint)
-    }
-
-
-def refusal_of(body: dict[str, Any]) -> Refusal | None:
-    try:
-        DIALECT.parse(body)
-    except Refusal as refusal:
-        return refusal
-    return None
-
-
-def refusals(block: dict[str, Any]) -> list[Refusal | None]:
-    """What a user message, an assistant message and a result say to it."""
-    in_result = {"type": "tool_result", "tool_use_id": "c", "content": [block]}
-    sent = (("user", block), ("assistant", block), ("user", in_result))
-    return [
-        refusal_of({"messages": [{"role": role, "content": [content]}, USER]})
-        for role, content in sent
-    ]
-
-
-def test_every_block_of_the_official_sdk_is_read_or_refused_by_its_name() -> None:
-    title = "Content blocks"
-    read = documented("honoured", title) | documented("tolerated", title)
-    assert read == set(MINIMAL)
-    assert len(block_types()) > 10
-    for kind in block_types() | read | documented("refused", title):
-        found = refusals({"type": kind, **MINIMAL.get(kind, {})})
-        assert (None in found) is (kind in read), kind
-        assert all(repr(kind) in refusal.message for refusal in found if refusal)
-
-
-# ---- what goes out comes back as the same
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e9, 1e9) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
-)
-ARGUMENTS = st.one_of(
-    st.dictionaries(st.text(), JSON, max_size=4).map(lambda value: json.dumps(value, indent=1)),
-    JSON.filter(lambda value: value is not None).map(json.dumps),
-    st.text(),
-    st.sampled_from(['{"a": 5e3}', '{"a":1,"a":2}', "{", '{"a": NaN}']),
-)
-WORDS = st.text(min_size=1, max_size=12)
-
-
-PARTS = st.lists(
-    st.tuples(st.just("text"), WORDS) | st.tuples(st.just("call"), ARGUMENTS), max_size=5
-)
-
-
-@st.composite
-def answers(draw: st.DrawFn) -> tuple[Message, list[Piece]]:
-    """A message and its pieces: reasoning, then text and calls in any order."""
-    thoughts = draw(st.lists(WORDS, max_size=3))
-    pieces: list[Piece] = [ReasoningPiece(text=text) for text in thoughts]
-    shown, calls = "", []
-    for kind, text in draw(PARTS):
-        if kind == "text":
-            shown += text
-            pieces.append(TextPiece(text=text))
-            continue
-        assume(not re.search(r"\\u[dD][89a-fA-F]", text))
-        calls.append(Call(call_id=f"call_{len(calls)}", name="bash", arguments=text))
-        pieces += call_pieces(len(calls) - 1, text)
-    reasoning = "".join(thoughts)
-    told = Message(role=Role.ASSISTANT, text=shown, reasoning=reasoning or None, calls=tuple(calls))
-    return told, pieces
-
-
-def folded(data: bytes) -> list[dict[str, Any]]:
-    """The blocks of a stream; every index must be that of the one block that is open."""
-    blocks: list[dict[str, Any]] = []
-    is_open = False
-    for event in events(data):
-        match event["type"].removeprefix("content_block_"):
-            case "start":
-                assert (event["index"], is_open) == (len(blocks), False)
-                blocks.append({**event["content_block"]})
-                blocks[-1].update({"input": ""} if "input" in blocks[-1] else {})
-                is_open = True
-            case "delta":
-                assert (event["index"], is_open) == (len(blocks) - 1, True)
-                added = {
-                    key.replace("partial_json", "input"): v for key, v in event["delta"].items()
-                }
-                added.pop("type")
-                blocks[-1].update({key: blocks[-1][key] + value for key, value in added.items()})
-            case "stop":
-                assert (event["index"], is_open) == (len(blocks) - 1, True)
-                is_open = False
-    assert not is_open
-    return blocks
-
-
-def as_input(raw: str) -> Any:
-    """As Claude Code reads streamed arguments."""
-
-    def no_number(text: str) -> Any:
-        raise ValueError(text)
-
-    try:
-        return json.loads(raw or "{}", parse_constant=no_number)
-    except ValueError:
-        return {"__unparsedToolInput": {"raw": raw, "len": len(raw)}}
-
-
-def is_same(one: Message, other: Message) -> bool:
-    """Equal, with arguments as values."""
-    if len(one.calls) != len(other.calls) or (one.text, one.reasoning) != (
-        other.text,
-        other.reasoning,
-    ):
-        return False
-    return all(is_same_call(a, b) for a, b in zip(one.calls, other.calls, strict=True))
-
-
-@settings(max_examples=40)
-@given(answers(), st.sampled_from(["summarized", "omitted"]))
-def test_what_was_answered_comes_back_as_the_same_message(
-    made: tuple[Message, list[Piece]], display: str
-) -> None:
-    told, pieces = made
-    config = {"type": "adaptive", "display": display}
-    stream = form(thinking=config)
-    data = b"".join(stream.delta([piece]) for piece in pieces)
-    done = Answer(message=told, ending=Ending.STOP, usage=USAGE)
-    blocks = folded(data + stream.closing(done))
-    for block in blocks:
-        block.update({"input": as_input(block["input"])} if "input" in block else {})
-    whole = json.loads(form(thinking=config).whole(done))["content"]
-    for sent in (blocks, whole):
-        back = messages(USER, {"role": "assistant", "content": sent}, USER)[1]
-        assert is_same(back, told)
-
-
-BLOCKS = st.fixed_dictionaries(
-    {"type": st.sampled_from([*MINIMAL, "image", "x"]) | JSON},
-    optional=dict.fromkeys(
-        ("text", "thinking", "signature", "id", "name", "input", "tool_use_id"), JSON
-    )
-    | {"content": JSON | st.lists(st.fixed_dictionaries({"type": st.just("text")}))},
-)
-TURNS = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "assistant", "system"]) | JSON},
-    optional={"content": JSON | st.lists(BLOCKS | JSON, max_size=4)},
-)
-BODIES = st.fixed_dictionaries(
-    {"messages": st.lists(TURNS | JSON, max_size=4) | JSON},
-    optional={name: JSON for name in [*HONOURED, *TOLERATED, *REFUSED] if name != "messages"},
-)
-
-
-@settings(max_examples=60)
-@given(BODIES)
-def test_any_body_is_read_or_refused(body: dict[str, Any]) -> None:
-    refusal = refusal_of(body)
-    if refusal is not None:
-        assert refusal.status == 400
-        return
-    request = DIALECT.parse(body)
-    assert request.messages
-    assert DIALECT.form(body, request, name="e000001.t1.a0", created_s=0).opening(1)
