@@ -6,6 +6,8 @@ from typing import Any
 
 import openai.types.responses as sdk
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from opengyre.gateway.dialects.openai_responses import OpenAIResponses
@@ -458,3 +460,56 @@ def test_pieces_may_come_in_any_batches() -> None:
         for start in range(0, len(pieces), size):
             data += answer.delta(pieces[start : start + size])
         assert events(data + answer.closing(finished(message))) == one_by_one
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+ITEM_FIELDS = ("role", "content", "id", "call_id", "name", "namespace", "arguments", "input")
+ITEM_TYPES = ("message", "reasoning", "function_call", "custom_tool_call", "function_call_output")
+PARTS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["input_text", "x"])}, optional={"text": JSON}
+)
+ITEMS = st.fixed_dictionaries(
+    {"type": st.sampled_from(ITEM_TYPES) | JSON},
+    optional={
+        "role": st.sampled_from(["user", "assistant"]) | JSON,
+        "content": st.lists(PARTS | JSON, max_size=2) | JSON,
+        "summary": st.lists(PARTS | JSON, max_size=2) | JSON,
+        "output": st.lists(PARTS | JSON, max_size=2) | JSON,
+        "encrypted_content": st.sampled_from(["gyre1.", "gyre1.AA==", "gyre1.é"]) | JSON,
+        **{field: st.text(max_size=3) | JSON for field in ITEM_FIELDS[2:]},
+    },
+)
+TOOL_VALUES = st.fixed_dictionaries(
+    {"type": st.sampled_from(["function", "custom", "namespace"]) | JSON},
+    optional={
+        "name": st.text(max_size=2) | JSON,
+        "tools": JSON,
+        "format": JSON,
+        "parameters": JSON,
+    },
+)
+BODIES = st.fixed_dictionaries(
+    {"input": st.lists(ITEMS | JSON, min_size=1, max_size=5) | st.text(max_size=3)},
+    optional={
+        "tools": st.lists(TOOL_VALUES | JSON, max_size=3) | JSON,
+        "tool_choice": st.fixed_dictionaries({"type": st.just("function"), "name": JSON}) | JSON,
+        "reasoning": st.fixed_dictionaries({"summary": JSON}) | JSON,
+        "include": st.lists(JSON, max_size=2) | JSON,
+        **dict.fromkeys(("instructions", "text", "store", "stream", "metadata", "top_p"), JSON),
+    },
+)
+
+
+@given(BODIES)
+@settings(max_examples=50, deadline=None)
+def test_any_json_is_read_or_refused(body: dict[str, Any]) -> None:
+    try:
+        request = DIALECT.parse(body)
+    except Refusal:
+        return
+    answer = DIALECT.form(body, request, name=NAME, created_s=5)
+    assert json.loads(answer.whole(finished(ANSWERS["all"])))["status"] == "completed"

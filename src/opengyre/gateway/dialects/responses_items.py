@@ -76,6 +76,7 @@ class ItemReader:
     def __init__(self, table: ToolTable) -> None:
         self._table = table
         self._done: list[Message | _Turn] = []
+        self._open: _Turn | None = None
 
     def messages(self) -> tuple[Message, ...]:
         return tuple(one.message() if isinstance(one, _Turn) else one for one in self._done)
@@ -110,6 +111,7 @@ class ItemReader:
         if role is Role.ASSISTANT:
             self._turn(item, _Kind.TEXT).texts.append(text)
         else:
+            self._open = None
             self._done.append(Message(role=role, text=text))
 
     def _call(self, item: dict[str, Any], where: str) -> Call:
@@ -127,32 +129,25 @@ class ItemReader:
         return custom_call(call_id, shown, text, is_raw=is_raw)
 
     def _turn(self, item: dict[str, Any], kind: _Kind) -> _Turn:
-        """The assistant message that the item belongs to: by its place, else by its ids."""
+        """The assistant message that the item belongs to; only results may be behind it."""
         owner = _owner(item)
-        turn = self._adjacent(kind, owner) or self._of_owner(owner)
-        if turn is None:
-            turn = _Turn(owner=owner, last=kind)
+        turn = self._open
+        if turn is None or not self._is_of(turn, owner, kind):
+            turn = self._open = _Turn(owner=owner, last=kind)
             self._done.append(turn)
         turn.owner = turn.owner or owner
         turn.last = kind
         return turn
 
-    def _adjacent(self, kind: _Kind, owner: str) -> _Turn | None:
-        """Reasoning begins an answer; a text beside a text, or ids of another, are another's."""
-        last = self._done[-1] if self._done else None
-        if not isinstance(last, _Turn) or (owner and last.owner and owner != last.owner):
-            return None
-        is_next = kind is _Kind.CALL or last.last is _Kind.REASONING
-        return last if is_next or (kind is _Kind.TEXT and last.last is _Kind.CALL) else None
-
-    def _of_owner(self, owner: str) -> _Turn | None:
-        """Results may stand between the calls of one answer."""
-        for one in reversed(self._done):
-            if isinstance(one, _Turn):
-                return one if owner and one.owner == owner else None
-            if one.role is not Role.TOOL:
-                return None
-        return None
+    def _is_of(self, turn: _Turn, owner: str, kind: _Kind) -> bool:
+        """By ids where there are some, else by place: reasoning begins an answer, and a text
+        beside a text is another one's."""
+        if owner and turn.owner:
+            return owner == turn.owner
+        if self._done[-1] is not turn:
+            return False
+        is_next = kind is _Kind.CALL or turn.last is _Kind.REASONING
+        return is_next or (kind is _Kind.TEXT and turn.last is _Kind.CALL)
 
 
 def _owner(item: dict[str, Any]) -> str:

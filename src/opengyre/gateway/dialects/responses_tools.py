@@ -105,15 +105,19 @@ def custom_call(call_id: str, shown: str, text: str, *, is_raw: bool) -> Call:
 
 def _flat(tool: Any, where: str) -> Iterator[tuple[dict[str, Any], str]]:
     """(tool, namespace) of what the client itself runs."""
-    if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
-        raise refused(where, f"{where} needs a type")
-    if tool["type"] in _CALLABLE:
-        yield _named(tool, where), ""
-    if tool["type"] == "namespace":
+    if _is_callable(tool, where):
+        yield tool, ""
+    elif tool["type"] == "namespace":
         name = _named(tool, where)["name"]
         for k, inner in enumerate(_list(tool.get("tools"), f"{where}.tools")):
-            for one, _ in _flat(inner, f"{where}.tools[{k}]"):
-                yield one, name
+            if _is_callable(inner, f"{where}.tools[{k}]"):
+                yield inner, name
+
+
+def _is_callable(tool: Any, where: str) -> bool:
+    if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
+        raise refused(where, f"{where} needs a type")
+    return tool["type"] in _CALLABLE and bool(_named(tool, where))
 
 
 def _named(tool: dict[str, Any], where: str) -> dict[str, Any]:
