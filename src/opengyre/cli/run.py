@@ -1,4 +1,4 @@
-"""`gyre run show | report | verify | inspect | replay | export RUN`: a run folder, read after the fact.
+"""`gyre run show | report | verify | inspect | replay | export RUN`: a folder, read after the fact.
 
 Owns: their output. Must not know: how a run is driven. Invariant: reads only; `report` writes the
 picture and nothing else.
