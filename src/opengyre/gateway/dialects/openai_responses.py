@@ -105,6 +105,11 @@ class OpenAIResponses:
         return openai_error_json(refusal)
 
 
+def input_tokens_json(num_tokens: int) -> bytes:
+    """The answer to `/v1/responses/input_tokens`."""
+    return _json.encode({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+
 def _messages(body: dict[str, Any], table: ToolTable) -> tuple[Message, ...]:
     instructions = typed(body, "instructions", str, "")
     first = (Message(role=Role.SYSTEM, text=instructions),) if instructions else ()
