@@ -19,12 +19,14 @@ from opengyre.gateway.recording import RecordQueue
 from opengyre.gateway.routing import Routing
 from opengyre.runtime import messages as m
 from opengyre.runtime.apply import Applier
+from opengyre.runtime.book import Book
 from opengyre.runtime.executions import Executions
 from opengyre.runtime.gateway_process import GatewayProcess
+from opengyre.runtime.gateways import Gateways
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.steps import Steps
 from opengyre.runtime.supervise import Supervisor
-from opengyre.seams.records import Span
+from opengyre.seams.records import SegmentRef, Span
 from opengyre.store.checkpoints import Checkpoints
 from opengyre.store.journal import Journal
 from opengyre.trainer.stream import StepStream
@@ -238,6 +240,44 @@ def _opens_under_an_old_version(real: Any) -> Any:
     return _publish
 
 
+def _tells_only_what_is_new(real: Any) -> Any:
+    async def restore(self: Any, setup: m.GatewaySetup) -> None:
+        last = SegmentRef(segment=2**31, offset_bytes=0, crc32=0)
+        await real(self, msgspec.structs.replace(setup, told=last))
+
+    return restore
+
+
+def _starts_sessions_anew(real: Any) -> Any:
+    def _open_session(self: Any, message: m.OpenSession, records: Any = ()) -> None:
+        real(self, message)
+
+    return _open_session
+
+
+def _comes_back_behind_shut_doors(real: Any) -> Any:
+    async def _connect(self: Any, one: Any, link: Any) -> None:
+        await self._ask(one, link.connect)
+
+    return _connect
+
+
+def _restarts_turn_numbers(real: Any) -> Any:
+    def begin_launch(self: Any, one: Any) -> None:
+        real(self, one)
+        one.first_turn = 0
+
+    return begin_launch
+
+
+def _routes_only_the_living(real: Any) -> Any:
+    async def set_routes(self: Any, moves: Any) -> None:
+        up = [(name, to) for name, to in moves if name in self._home]
+        await real(self, [(name, to) for name, to in up if self._home[name].is_up.is_set()])
+
+    return set_routes
+
+
 CANARIES: dict[str, Canary] = {
     "repeated token": Canary(
         words="a continued request starts one token too early",
@@ -340,6 +380,36 @@ CANARIES: dict[str, Canary] = {
         owner=GatewayProcess,
         name="_keep",
         make=_never_connects_again,
+    ),
+    "untold turns": Canary(
+        words="turns that a dead gateway wrote and did not tell are never told",
+        owner=GatewayProcess,
+        name="restore",
+        make=_tells_only_what_is_new,
+    ),
+    "forgotten turns": Canary(
+        words="a gateway that was started again knows sessions, but none of their turns",
+        owner=GatewayProcess,
+        name="_open_session",
+        make=_starts_sessions_anew,
+    ),
+    "shut doors": Canary(
+        words="a gateway that was started again never opens a door",
+        owner=Gateways,
+        name="_connect",
+        make=_comes_back_behind_shut_doors,
+    ),
+    "lost routes": Canary(
+        words="a gateway that is down when routes change never learns them",
+        owner=Gateways,
+        name="set_routes",
+        make=_routes_only_the_living,
+    ),
+    "repeated turn numbers": Canary(
+        words="the turns of a second launch are numbered from one again",
+        owner=Book,
+        name="begin_launch",
+        make=_restarts_turn_numbers,
     ),
     "old publication": Canary(
         words="a publication that ends late opens its engine though a newer version is due",

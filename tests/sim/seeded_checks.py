@@ -18,13 +18,14 @@ from opengyre.control.scheduler import Scheduler
 from opengyre.engines.scripted import pseudo_logprob
 from opengyre.gateway.gateway import turn_seed
 from opengyre.gateway.request import Sampling
+from opengyre.gateway.sessions import ForkReason
 from opengyre.seams.errors import BoundaryError
-from opengyre.seams.records import TokenRecord
+from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
 from opengyre.store.checkpoints import Checkpoints
 from opengyre.store.journal import Row
 from opengyre.store.observations import TurnRecorded
 from opengyre.store.run_folder import RunFolder
-from opengyre.store.segments import SegmentReader
+from opengyre.store.segments import SegmentReader, segment_numbers
 from opengyre.views.check_control import (
     Boundaries,
     Coverage,
@@ -44,12 +45,14 @@ Wrong = Callable[[str], None]
 
 
 class RowChecks:
-    """P1 to P4 and P8 after every row; P5 and P10 over all rows at the end."""
+    """P1 to P4 and P8 after every row; P5, P10 and what was told of turns at the end."""
 
     def __init__(self, wrong: Wrong) -> None:
         self._wrong = wrong
         self.rows: list[Row] = []
         self.launches: set[str] = set()
+        self._told: set[SegmentRef] = set()
+        self._turns: set[tuple[str, int]] = set()
         self._fold = Fold()
         self._boundaries = Boundaries()
         self._steps = ExactlyOnce()
@@ -67,6 +70,8 @@ class RowChecks:
 
     def see(self, row: Row) -> None:
         self.rows.append(row)
+        if isinstance(row.value, TurnRecorded):
+            self._see_turn(row.value.turn)
         self._fold.apply(row)
         state = self._fold.state
         self._outcomes.see(row, state)
@@ -84,11 +89,29 @@ class RowChecks:
         if is_whole:
             self._judge(self._outcomes.finish(state))
             self._judge(self._steps.finish(state))
+            self._all_told(tokens)
             for told in TokenChecks(SegmentReader(tokens)).check(state, self._steps.accepted()):
                 self._judge(told)
         result = replay(self.rows, _scheduler)
         if not result.is_same:
             self._wrong(f"replay: {result.difference}")
+
+    def _see_turn(self, turn: TurnRecord) -> None:
+        """Agents rewrite nothing, so whatever they send back goes on from what they got."""
+        if (turn.turn, turn.attempt) in self._turns:
+            self._wrong(f"P11: {turn.turn} attempt {turn.attempt} is told twice")
+        self._turns.add((turn.turn, turn.attempt))
+        self._told.add(turn.ref)
+        if turn.fork_reason == ForkReason.REWRITTEN_TURN:
+            self._wrong(f"P10: an answer that {turn.turn} goes on from is not known")
+
+    def _all_told(self, tokens: Path) -> None:
+        """Every durable turn was told, whoever died after it was written."""
+        reader = SegmentReader(tokens)
+        for segment in segment_numbers(tokens):
+            for record in reader.scan(segment):
+                if record.header.ref not in self._told:
+                    self._wrong(f"P11: {record.header.turn} is on disk and was never told")
 
     def _judge(self, result: CheckResult) -> None:
         for problem in result.problems[:1]:

@@ -32,12 +32,10 @@ class Disk:
         if name == "_sync_files":
             for fd in call.args[-1]:
                 self.synced_bytes[os.readlink(f"/proc/self/fd/{fd}")] = os.fstat(fd).st_size
-        if name == "durable_records":
-            setup = call.args[-1]
-            first = 0 if setup.told is None else setup.told.segment
-            for path in Path(setup.tokens_dir).glob("*.seg"):
-                if setup.sessions and int(path.stem) >= first:
-                    self.synced_bytes[str(path)] = path.stat().st_size
+        if name == "make_durable":
+            folder, segments = call.args[-2:]
+            for path in [folder / f"{segment:04d}.seg" for segment in segments]:
+                self.synced_bytes[str(path)] = path.stat().st_size
 
     def is_synced(self, tokens: Path, ref: SegmentRef) -> bool:
         """Is this token record on disk?"""

@@ -33,7 +33,7 @@ GATEWAY = (
     *("OpenSession", "CloseSession", "SessionClosed", "TurnTold", "HoldTold", "ContinuedTold"),
     *("Submit", "ChunksTold", "Cancel", "ShutDoor", "OpenDoorAt", "SetRoutes", "FreezeAll"),
     *("Frozen", "LoadVersion", "Loaded", "ConnectEngine", "EngineGone", "GatewaySetup"),
-    *("GatewayReady", "work:_sync_files", "work:durable_records"),
+    *("GatewayReady", "work:_sync_files", "work:make_durable"),
 )
 SHORT_S = (0.05, 0.5, 3.0)
 LONG_S = (3.0, 12.0, 40.0, 70.0, 135.0)
@@ -226,14 +226,12 @@ class Fate:
                 self._crash(is_everything=fault.harm is Harm.POWER_LOSS)
 
     def _gateway(self, number: int) -> ChildProcess | None:
-        """One of those that served once, by the number of the event."""
+        """One of them, by the number of the event; none before all of them have started."""
+        if not self._counts["OpenSession", ""]:
+            return None
         children = self._loop.children
-        names = [
-            name
-            for name, child in sorted(children.items())
-            if name.startswith("gateway") and (child.incarnation > 1 or self._places(child.host))
-        ]
-        return children[names[number % len(names)]] if names else None
+        names = [name for name in sorted(children) if name.startswith("gateway")]
+        return children[names[number % len(names)]]
 
     def _places(self, host: Host) -> list[str]:
         """Where it listens."""

@@ -21,7 +21,7 @@ from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings, Sa
 from opengyre.gateway.rendering import load_renderer
 from opengyre.runtime import messages as m
 from opengyre.runtime.child import Child, run_child
-from opengyre.runtime.durable import Records, durable_records, untold
+from opengyre.runtime.durable import recover, untold
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import TokenRecord, TurnRecord
 from opengyre.store.segments import SegmentWriter
@@ -44,8 +44,9 @@ class GatewayProcess:
         self._links: dict[str, RemoteEngine] = {}
         self._wanted: dict[str, m.ConnectEngine] = {}
 
-    async def restore(self, setup: m.GatewaySetup, records: Records) -> None:
+    async def restore(self, setup: m.GatewaySetup) -> None:
         """Open the sessions that go on, and tell what no earlier life told of them."""
+        records = await recover(setup)
         for opening in setup.sessions:
             known = records[opening.execution]
             self._open_session(opening, known)
@@ -236,9 +237,8 @@ async def main(address: str, child: Child, *, build: BuildGateway = build_gatewa
         if not isinstance(setup, m.GatewaySetup):
             raise BoundaryError("gateway", "expected a gateway's setup", retryable=False)
         gateway, recorder = build(setup, ToController(child).events())
-        records = await asyncio.to_thread(durable_records, setup)
         process = GatewayProcess(gateway, child, tasks)
-        await process.restore(setup, records)
+        await process.restore(setup)
         async with gateway:
             child.serve_with(process.handle)
             child.tell(m.GatewayReady(host=gateway.host, port=gateway.port))

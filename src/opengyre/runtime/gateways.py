@@ -202,7 +202,10 @@ class Gateways:
             tasks.create_task(self._revive(one, reason))
 
     async def _revive(self, one: _Gateway, reason: str) -> None:
-        """A new life with everything the last one had. Raises BoundaryError after too many."""
+        """A new life with everything the last one had, unless the run is ending.
+
+        Raises BoundaryError after too many deaths.
+        """
         lost = GatewayLost(
             gateway=one.name,
             incarnation=one.begun,
@@ -214,6 +217,8 @@ class Gateways:
             await self._begin_next_life(one, reason)
         except BoundaryError:
             self._observe(lost)
+            if self._processes.is_ending:
+                return
             raise
         gone_s = _now_s() - one.down_since_s
         self._observe(msgspec.structs.replace(lost, gone_s=gone_s))
@@ -229,6 +234,8 @@ class Gateways:
         """Tries again if that dies at once, as often as a gateway may die."""
         while not one.is_up.is_set():
             _count_death(one, reason)
+            if self._processes.is_ending:
+                raise BoundaryError(one.name, "not needed any more", retryable=False)
             try:
                 await self._begin_life(one)
             except (BoundaryError, ConfigError) as error:
