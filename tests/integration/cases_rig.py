@@ -29,6 +29,7 @@ from cases_speakers import (
     ToolSpec,
 )
 from gateway_rig import TOKENIZER, Rig, open_rig, scripted
+from msgspec.structs import replace
 
 from opengyre.engines.scripted import ScriptedEngine
 from opengyre.seams.engine import Chunk, EngineCaps, Finish, GenerateRequest
@@ -53,7 +54,7 @@ class Witness:
     """The engine behind it, with everything that it was asked and that it gave.
 
     `cut_at`: the first submission ends there, after so many tokens, as `how` says: frozen, an
-    error, an end without a word, or silence for ever (told by `on_silence`).
+    error, "" for an end without a word, or "silent" for ever. `on_cut` is called then.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Witness:
         *,
         cut_at: int | None = None,
         how: Finish | str = Finish.FROZEN,
-        on_silence: Callable[[], None] = lambda: None,
+        on_cut: Callable[[], None] = lambda: None,
     ) -> None:
         self.inner = inner
         self.requests: list[GenerateRequest] = []
@@ -70,29 +71,27 @@ class Witness:
         self.given: dict[str, list[Chunk]] = {}
         self._cut_at = cut_at
         self._how = how
-        self._on_silence = on_silence
+        self.on_cut = on_cut
 
     async def submit(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         self.requests.append(request)
         given = self.given[request.request_id] = []
         cut_at, self._cut_at = self._cut_at, None
         num_left = request.max_new_tokens if cut_at is None else cut_at
-        asked = request
-        async for chunk in self.inner.submit(asked):
-            if cut_at is not None and (num_left <= 0 or chunk.finish is not None):
-                break
-            num_left -= len(chunk.ids)
-            given.append(chunk)
-            yield chunk
-            if chunk.finish is not None:
-                return
+        async for chunk in self.inner.submit(request):
             if cut_at is not None and num_left <= 0:
                 break
+            num_left -= len(chunk.ids)
+            is_last = chunk.finish is not None
+            given.append(chunk if cut_at is None else replace(chunk, finish=None))
+            yield given[-1]
+            if is_last and cut_at is None:
+                return
         await self.inner.cancel(request.request_id)
+        self.on_cut()
         if isinstance(self._how, Finish):
             yield Chunk(finish=self._how, reason="cut")
         elif self._how == "silent":
-            self._on_silence()
             await asyncio.Event().wait()
 
     async def freeze(self, request_id: str) -> None:
@@ -114,11 +113,15 @@ def witness(
     *,
     cut_at: int | None = None,
     how: Finish | str = Finish.FROZEN,
-    on_silence: Callable[[], None] = lambda: None,
+    on_cut: Callable[[], None] = lambda: None,
     **config: float,
 ) -> Witness:
     engine = scripted(respond_text, **{"context_tokens": CONTEXT_TOKENS, **config})
-    return Witness(engine, cut_at=cut_at, how=how, on_silence=on_silence)
+    return Witness(engine, cut_at=cut_at, how=how, on_cut=on_cut)
+
+
+def new_client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(timeout=100.0, verify=False, limits=httpx.Limits())
 
 
 def by_turn(answers: list[str]) -> Callable[[str, int], str]:
@@ -199,7 +202,7 @@ class Harness:
         self.num_requests += 1
         seen = b""
         all_headers = self.headers | (headers or {})
-        async with httpx.AsyncClient(timeout=100.0, verify=False) as client:
+        async with new_client() as client:
             call = client.stream("POST", self.url, headers=all_headers, json=body)
             async with call as answer:
                 async for part in answer.aiter_raw():
@@ -331,14 +334,17 @@ class Case:
             for asked in one.requests
             if asked.request_id.startswith(name)
         ]
-        return sorted(found, key=lambda part: len(part[0].prompt_ids))
+        return sorted(found, key=lambda part: int(part[0].request_id.rpartition(".p")[2]))
 
 
 @asynccontextmanager
 async def open_case(engines: dict[str, Any], **settings: Any) -> AsyncIterator[Case]:
     """Settings are those of the gateway."""
     chosen = {"max_context_tokens": CONTEXT_TOKENS, **settings}
-    async with open_rig(engines, **chosen) as rig, httpx.AsyncClient(timeout=100.0, verify=False) as client:
+    async with (
+        open_rig(engines, **chosen) as rig,
+        httpx.AsyncClient(timeout=100.0, verify=False) as client,
+    ):
         case = Case(rig=rig, engines=engines, client=client)
         yield case
         await case.close()
