@@ -1,23 +1,36 @@
 """Token ids to text in increments that never cut a character.
 
-Owns: the bytes behind each id of a byte-level vocabulary. Must not know: what the text means.
-Invariant: the increments of any split of the same ids join to what the tokenizer decodes.
+Owns: the bytes behind each id of a byte-level or byte-fallback vocabulary. Must not know: what the
+text means. Invariant: the increments of any split of the same ids join to what the tokenizer
+decodes (where that is no UTF-8, a byte-fallback tokenizer writes more U+FFFD than we do).
 """
 
 import codecs
+import json
+import re
 
 from tokenizers import Tokenizer
 
+from opengyre.seams.errors import ConfigError
+
+_UNKNOWN = 0x100  # no byte
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
-    """The bytes of each id of a byte-level BPE, added tokens as their own text."""
-    bytes_by_char = _bytes_by_char()
-    table = [b""] * tokenizer.get_vocab_size(with_added_tokens=True)
-    for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
-        if number >= len(table):
-            table.extend([b""] * (number + 1 - len(table)))
-        known = [bytes_by_char.get(char) for char in token]
-        table[number] = bytes(b for b in known if b is not None) if None not in known else b""
+    """The bytes of each id, added tokens as their own text. Raises ConfigError for a vocabulary
+    whose ids do not stand for bytes."""
+    steps = _decoder_steps(tokenizer)
+    if "ByteLevel" in steps:
+        of_token = _of_byte_level
+    elif "ByteFallback" in steps:
+        of_token = _of_byte_fallback
+    else:
+        raise ConfigError(f"the tokenizer decodes by {steps or 'nothing'}, not by bytes")
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    table = [b""] * (1 + max(vocabulary.values(), default=-1))
+    for token, number in vocabulary.items():
+        table[number] = of_token(token)
     for number, added in tokenizer.get_added_tokens_decoder().items():
         table[number] = added.content.encode()
     return table
@@ -44,10 +57,32 @@ class TextDecoder:
         return text
 
 
-def _bytes_by_char() -> dict[str, int]:
-    """The printable stand-in for each byte that byte-level vocabularies are written in."""
+def _decoder_steps(tokenizer: Tokenizer) -> list[str]:
+    if tokenizer.decoder is None:
+        return []
+    state = json.loads(tokenizer.decoder.__getstate__())
+    return [step["type"] for step in state.get("decoders", [state])]
+
+
+def _of_byte_level(token: str) -> bytes:
+    try:
+        return token.translate(_BYTES_BY_CHAR).encode("latin-1")
+    except UnicodeEncodeError:
+        return b""
+
+
+def _of_byte_fallback(token: str) -> bytes:
+    if _BYTE_TOKEN.fullmatch(token):
+        return bytes.fromhex(token[3:5])
+    return token.replace("\u2581", " ").encode()
+
+
+def _bytes_by_char() -> dict[int, int]:
+    """The byte for each printable stand-in that byte-level vocabularies are written in."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(b): b for b in printable}
-    others = [b for b in range(256) if b not in set(printable)]
-    table.update({chr(256 + k): b for k, b in enumerate(others)})
-    return table
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    table = dict.fromkeys(others, _UNKNOWN) | {byte: byte for byte in printable}
+    return table | {256 + k: byte for k, byte in enumerate(others)}
+
+
+_BYTES_BY_CHAR = _bytes_by_char()

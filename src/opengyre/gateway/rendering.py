@@ -78,23 +78,35 @@ class ModelRenderer:
         tools: Sequence[Tool] = (),
         calls: Sequence[Call] = (),
     ) -> list[int] | None:
-        """Prompt ids that begin with exactly `prompt_ids + completion_ids`; None if the format
-        cannot be extended by these messages. `calls` are those of the sampled answer, which name
-        the results among `new_messages`.
+        """Prompt ids that begin with exactly `prompt_ids + completion_ids`: see `extension`."""
+        added = self.extension(prompt_ids, completion_ids, new_messages, tools=tools, calls=calls)
+        return None if added is None else [*prompt_ids, *completion_ids, *added]
+
+    def extension(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        calls: Sequence[Call] = (),
+    ) -> list[int] | None:
+        """The ids that follow exactly `prompt_ids + completion_ids` in the next prompt; None if
+        the format cannot be extended by these messages. `calls` are those of the sampled answer,
+        which name the results among `new_messages`.
 
         The renderer sees no more of the prompt than its last turn.
         """
-        begin = self._last_turn(prompt_ids)
-        tail = prompt_ids[begin:]
-        chat = self._new_chat(completion_ids, new_messages, calls)
+        tail, sampled = list(prompt_ids[self._last_turn(prompt_ids) :]), list(completion_ids)
+        chat = self._new_chat(sampled, new_messages, calls)
         try:
             bridged = self._renderer.bridge_to_next_turn(
-                tail, completion_ids, chat, tools=list(tools) or None
+                tail, sampled, chat, tools=list(tools) or None
             )
         except _REFUSED:
             return None
-        old, new = tail + completion_ids, [] if bridged is None else list(bridged.token_ids)
-        return prompt_ids[:begin] + new if new[: len(old)] == old else None
+        old, ids = tail + sampled, [] if bridged is None else list(bridged.token_ids)
+        return ids[len(old) :] if ids and ids[: len(old)] == old else None
 
     def parser(
         self,
@@ -136,7 +148,7 @@ class ModelRenderer:
         quoted = json.dumps(tool_name, ensure_ascii=False)
         return ids + self._adapter.encode(family.named_call.format(name=tool_name, json=quoted))
 
-    def _last_turn(self, prompt_ids: list[int]) -> int:
+    def _last_turn(self, prompt_ids: Sequence[int]) -> int:
         """Where the prompt's last stop id stands: a renderer looks no further back."""
         stops = self._markers.stops
         for at in range(len(prompt_ids) - 1, -1, -1):
