@@ -456,19 +456,21 @@ def test_case_09_a_stream_goes_on_wherever_its_engine_leaves(
     asyncio.run(main())
 
 
+async def leave_at(client: httpx.AsyncClient, url: str, event: str) -> None:
+    async with client.stream("POST", url, content=body_of(START, [])) as told:
+        async for line in told.aiter_lines():
+            if line == f"event: {event}":
+                return
+
+
 def test_case_11_a_client_that_leaves_right_after_the_terminal_event_has_its_turn() -> None:
     """As Codex does it."""
 
     async def main() -> None:
         async with open_rig({"s0": scripted(lambda text, seed: PARTS)}) as rig:
             url = f"{rig.gateway.address}/e000001/v1/responses"
-            async with (
-                httpx.AsyncClient(headers={"authorization": "Bearer key-1"}) as client,
-                client.stream("POST", url, content=body_of(START, [])) as told,
-            ):
-                async for line in told.aiter_lines():
-                    if line == "event: response.completed":
-                        break
+            async with httpx.AsyncClient(headers={"authorization": "Bearer key-1"}) as client:
+                await leave_at(client, url, "response.completed")
             await rig.gateway.close_session("e000001")
             assert [(turn.finish, turn.is_committed) for turn in rig.told] == [("stop", True)]
 

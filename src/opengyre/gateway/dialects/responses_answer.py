@@ -110,23 +110,24 @@ class AnswerShape:
 
 @dataclass(slots=True, kw_only=True)
 class _Item:
-    """An item while it grows; `fields` are those that do not change."""
+    """An item while it grows; `fields` of it and `head` of its events do not change."""
 
     grammar: _Grammar
     index: int
     fields: dict[str, Any]
+    head: dict[str, Any]
     texts: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
 
     def event(self, stage: str, **more: Any) -> _Event:
         """Of the item's text."""
-        return self._event(f"{self.grammar.events}.{stage}", more)
+        return {"type": f"{self.grammar.events}.{stage}", **self.head, **more}
 
     def part_events(self, stage: str, text: str) -> list[_Event]:
         if not self.grammar.part:
             return []
         name = f"{self.grammar.part_events}.{stage}"
-        return [self._event(name, {"part": self._part(text)})]
+        return [{"type": name, **self.head, "part": self._part(text)}]
 
     def as_of(self, text: str, status: str) -> dict[str, Any]:
         """The item with `text` in it; "" is what it is before its first part."""
@@ -136,11 +137,6 @@ class _Item:
             value = [self._part(text)] if text else []
         has_status = grammar.kind in ("message", "function_call")
         return {**self.fields, grammar.holder: value} | ({"status": status} if has_status else {})
-
-    def _event(self, name: str, more: dict[str, Any]) -> _Event:
-        event = {"type": name, "item_id": self.fields["id"], "output_index": self.index}
-        at = {self.grammar.part_index: 0} if self.grammar.part else {}
-        return event | at | more
 
     def _part(self, text: str) -> dict[str, Any]:
         part: dict[str, Any] = {"type": self.grammar.part, "text": text}
@@ -225,7 +221,10 @@ class ResponsesAnswer:
     def _open(self, grammar: _Grammar, prefix: str, more: dict[str, Any]) -> list[_Event]:
         index = len(self._output)
         fields = {"type": grammar.kind, "id": f"{prefix}_{self._shape.stem}_{index}", **more}
-        self._item = _Item(grammar=grammar, index=index, fields=fields)
+        head = {"item_id": fields["id"], "output_index": index}
+        if grammar.part:
+            head[grammar.part_index] = 0
+        self._item = _Item(grammar=grammar, index=index, fields=fields, head=head)
         item = self._item.as_of("", "in_progress")
         added = {"type": "response.output_item.added", "output_index": index, "item": item}
         return [added, *self._item.part_events("added", "")]
