@@ -49,7 +49,7 @@ ALL_WIRES = frozenset(
 class TokenServer:
     """`wires` are the paths to serve; `tokenizer` is needed for chat. While `away_until_s`
     (monotonic) is ahead, every request is answered 503. `emissions`: (seconds, prompt's end, number
-    of tokens so far) of each chunk, kept if `is_logging`."""
+    of tokens so far) when it was asked and of each chunk, kept if `is_logging`."""
 
     engine: RequestEngine
     tokenizer: Tokenizer | None = None
@@ -96,19 +96,23 @@ class TokenServer:
         self._running[asked] = request.request_id
         told = self._tail(request.prompt_ids) if self.is_logging else ""
         num_tokens = 0
+        self._log(told, 0)
         try:
             async for chunk in self.engine.submit(request):
                 if chunk.finish in _CUT:
                     return
                 num_tokens += len(chunk.ids)
-                if self.is_logging and len(self.emissions) < _MAX_EMISSIONS:
-                    self.emissions.append((time.monotonic(), told, num_tokens))
+                self._log(told, num_tokens)
                 failed = chunk.finish is Finish.ERROR
                 await send(_part(_error_event(chunk) if failed else answering.event(chunk)))
         finally:
             self._running.pop(asked, None)
         await send(_part(DONE))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _log(self, told: str, num_tokens: int) -> None:
+        if self.is_logging and len(self.emissions) < _MAX_EMISSIONS:
+            self.emissions.append((time.monotonic(), told, num_tokens))
 
     def _tail(self, prompt_ids: list[int]) -> str:
         ids = prompt_ids[-_TAIL_TOKENS:]
