@@ -30,7 +30,6 @@ from opengyre.seams.tasks import Task
 from opengyre.store.segments import SegmentReader
 from opengyre.tasks.harbor import load_task
 
-PROGRAMS = ("claude-code", "codex", "qwen-code", "mini-swe-agent")
 MISSING = Path(".harnesses/missing")
 CONTEXT_TOKENS = 1 << 20
 LINES = ("one", "two", "three", "four", "five")

@@ -6,9 +6,11 @@ tool arguments, right before the end. The harness must not be able to tell.
 
 import asyncio
 import itertools
+from enum import StrEnum
 
 import pytest
-from program_rig import LINES, PROGRAMS, Live, Outcome, Scene, profile_of
+from drawn_pairs import PROGRAMS, pairs
+from program_rig import LINES, Live, Outcome, Scene, profile_of
 from struck_engine import Point, Strike, StruckEngine
 
 from opengyre.runtime.try_harness import EXECUTION
@@ -93,34 +95,36 @@ def check_unnoticed(run: Outcome) -> None:
     assert run.num_trainable_tokens > 0
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_case_9_a_cell_that_leaves_in_any_part_of_a_turn_goes_unnoticed(name: str) -> None:
-    run = Scene(profile_of(name), points=tuple(Point), strike=leaves).run()
+class Move(StrEnum):
+    """What happens to the engine."""
+
+    LEAVES = "leaves"
+    DIES = "dies"
+    PUBLISHES = "publishes"
+    IS_AWAY = "is away"
+
+
+STRIKES = {
+    Move.LEAVES: leaves,
+    Move.DIES: dies,
+    Move.PUBLISHES: publishes,
+    Move.IS_AWAY: is_away,
+}
+
+
+@pytest.mark.parametrize(("move", "name"), pairs(tuple(Move), num_each=2))
+def test_case_9_10_18_what_happens_to_engines_goes_unnoticed(move: Move, name: str) -> None:
+    run = Scene(profile_of(name), points=tuple(Point), strike=STRIKES[move]).run()
     check_unnoticed(run)
-    assert sum(turn.num_continuations for turn in run.turns) == len(Point)
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_case_9_an_engine_that_dies_in_any_part_of_a_turn_goes_unnoticed(name: str) -> None:
-    run = Scene(profile_of(name), points=tuple(Point), strike=dies).run()
-    check_unnoticed(run)
-    assert sum(turn.num_continuations for turn in run.turns) == len(Point)
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_case_18_a_publication_in_any_part_of_a_turn_goes_unnoticed(name: str) -> None:
-    run = Scene(profile_of(name), points=tuple(Point), strike=publishes).run()
-    check_unnoticed(run)
-    versions = [[span.policy_version for span in turn.spans] for turn in run.turns]
-    two = [[number, number + 1] for number in range(1, len(Point))]
-    assert versions[: len(Point)] == [[1], *two]
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_case_10_a_turn_is_held_while_there_is_no_engine(name: str) -> None:
-    run = Scene(profile_of(name), points=tuple(Point), strike=is_away).run()
-    check_unnoticed(run)
-    assert all(turn.held_s >= AWAY_S * 0.9 for turn in run.turns[: len(Point)])
+    struck = run.turns[: len(Point)]
+    versions = [[span.policy_version for span in turn.spans] for turn in struck]
+    match move:
+        case Move.LEAVES | Move.DIES:
+            assert sum(turn.num_continuations for turn in struck) == len(Point)
+        case Move.PUBLISHES:
+            assert versions == [[1], *([number, number + 1] for number in range(1, len(Point)))]
+        case Move.IS_AWAY:
+            assert all(turn.held_s >= AWAY_S * 0.9 for turn in struck)
 
 
 @pytest.mark.slow

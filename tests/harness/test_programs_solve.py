@@ -1,7 +1,8 @@
 """The four real programs, unchanged, solve a task through the gateway and are recorded exactly."""
 
 import pytest
-from program_rig import LINES, PROGRAMS, Scene, profile_of
+from drawn_pairs import PROGRAMS
+from program_rig import LINES, Scene, profile_of
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -16,8 +16,14 @@ from urllib.parse import urlsplit
 import h11
 
 READ_BYTES = 1 << 16
-TERMINAL = (b"data: [DONE]", b"event: message_stop", b"event: response.completed")
-BLOCK_END = (b"event: content_block_stop", b"event: response.output_item.done")
+BLOCK_END = (
+    b"event: content_block_stop",
+    b"event: response.output_item.done",
+    b'"tool_calls":[',
+)
+BEGUN_BYTES = 600
+UNSTREAMED_CUT_S = 0.15
+"""Answers must take longer than this, so that one which is not streamed can be cut."""
 
 
 class Fault(StrEnum):
@@ -35,6 +41,9 @@ class Fault(StrEnum):
     CLEAN_END = "clean end without the terminal event"
     ERROR_EVENT = "error event in the stream"
     BAD_REQUEST = "400"
+
+
+CUTS = frozenset({Fault.DROP_EARLY, Fault.DROP_LATE, Fault.CLEAN_END, Fault.ERROR_EVENT})
 
 
 @dataclass(slots=True)
@@ -141,6 +150,9 @@ class WireProxy:
             if body:
                 await server.send(h11.Data(data=body))
             await server.send(h11.EndOfMessage())
+            if seen.fault in CUTS and not seen.body.get("stream"):
+                await asyncio.sleep(UNSTREAMED_CUT_S)
+                raise _Cut
             await self._answer(client, server, seen)
         finally:
             writer.transport.abort()
@@ -177,15 +189,16 @@ class WireProxy:
         await client.send(h11.EndOfMessage())
 
     async def _cut(self, client: "_Side", seen: Seen) -> bool:
-        """Whether the answer ends here, by the fault's own way."""
-        is_late = any(mark in seen.answer for mark in BLOCK_END)
-        is_begun = len(seen.answer) > 600
+        """Whether the answer ends here, by the fault's own way; the first block is thought."""
+        num_blocks = sum(seen.answer.count(mark) for mark in BLOCK_END)
+        is_late = num_blocks >= (1 if b"chat.completion" in seen.answer else 2)
+        is_begun = len(seen.answer) > BEGUN_BYTES
         match seen.fault:
             case Fault.DROP_EARLY if is_begun:
                 raise _Cut
             case Fault.DROP_LATE if is_late:
                 raise _Cut
-            case Fault.CLEAN_END if is_begun:
+            case Fault.CLEAN_END if is_late:
                 await client.send(h11.EndOfMessage())
                 return True
             case Fault.ERROR_EVENT if is_begun:
