@@ -2,6 +2,7 @@
 
 import json
 import random
+import zlib
 
 import pytest
 from hypothesis import given
@@ -71,14 +72,22 @@ def test_a_delta_of_an_appended_message_is_small() -> None:
     assert len(body_delta(body, parent)) < 60
 
 
-def test_a_delta_of_another_format_parent_or_with_damage_is_refused() -> None:
-    parent = b"".join(random.Random(3).randbytes(500) for _ in range(4))
-    delta = body_delta(parent[:900] + b"new" + parent[900:], parent)
-    for wrong in (b"\x07" + delta[1:], b"", delta[:-3], delta[:3], delta[:-5] + b"\0" + delta[-4:]):
+@pytest.mark.parametrize("size", [3, 3_000], ids=["short rest", "long rest"])
+def test_a_delta_of_another_format_parent_or_with_damage_is_refused(size: int) -> None:
+    parent = random.Random(3).randbytes(2_000)
+    delta = body_delta(parent[:900] + random.Random(4).randbytes(size) + parent[900:], parent)
+    damaged = [delta[:-3], delta[:3], delta[:-3] + b"\0" + delta[-2:]]
+    for wrong in (b"\x07" + delta[1:], b"", *damaged):
         with pytest.raises(BoundaryError, match="cannot be restored"):
             restore_body(wrong, parent)
     with pytest.raises(BoundaryError, match="another parent"):
         restore_body(delta, parent[:1000])
+
+
+def test_what_unpacks_to_more_than_a_short_rest_is_refused() -> None:
+    bomb = b"\x02" + bytes(4) + zlib.compress(bytes(5_000))
+    with pytest.raises(BoundaryError, match="does not end"):
+        restore_body(bomb, b"")
 
 
 def test_digests_ignore_the_order_of_keys_and_nothing_else() -> None:
