@@ -1,38 +1,20 @@
 """Every family of the table with a vocabulary made for it: the quickstart's and its own markers.
 
-Owns: finding out which tokens a renderer asks for. Invariant: nothing of it is downloaded.
+Invariant: nothing of it is downloaded.
 """
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import renderers
 from renderers.configs import config_from_name
 from tokenizers import AddedToken, Tokenizer
 
+from checks.families import VOCABULARY, AskedFor, renderer_class
 from opengyre.gateway.families import FAMILIES, Family
 from opengyre.gateway.rendering import ModelRenderer, make_renderer
 from opengyre.gateway.tokenizer import TokenizerAdapter
 
-VOCABULARY = Path(__file__).parents[2] / "examples" / "quickstart" / "model" / "tokenizer.json"
 NAMES = [family.name for family in FAMILIES]
-
-
-class _Asked(TokenizerAdapter):
-    """Has every token that is asked for."""
-
-    def __init__(self) -> None:
-        super().__init__(Tokenizer.from_file(str(VOCABULARY)), name="asked")
-        self.tokens: dict[str, int] = {}
-
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        return self.tokens.setdefault(tokens, 100_000 + len(self.tokens))
-
-    def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
-        if text[:1] in ("<", "\uff5c") and text[-1:] in (">", "\uff5c"):
-            return [self.convert_tokens_to_ids(text)]
-        return super().encode(text)
 
 
 def family_of(name: str) -> Family:
@@ -41,10 +23,8 @@ def family_of(name: str) -> Family:
 
 @cache
 def tokenizer_of(name: str) -> Tokenizer:
-    kind = type(config_from_name(name))
-    asked = _Asked()
-    getattr(renderers, kind.__name__.removesuffix("Config"))(asked, kind())
-    family = family_of(name)
+    family, asked = family_of(name), AskedFor()
+    renderer_class(family)(asked)
     markers = [*(family.reasoning or ()), *(family.call or ()), *family.silent]
     tokenizer = Tokenizer.from_file(str(VOCABULARY))
     tokens = sorted({*asked.tokens, *markers})
@@ -65,6 +45,5 @@ def renderer_of(name: str) -> ModelRenderer:
 @cache
 def reference_of(name: str) -> Any:
     """The same renderer of `renderers`, to be asked directly."""
-    kind = type(config_from_name(name))
-    config = kind(thinking_retention="all")
-    return getattr(renderers, kind.__name__.removesuffix("Config"))(adapter_of(name), config)
+    config = type(config_from_name(name))(thinking_retention="all")
+    return renderer_class(family_of(name))(adapter_of(name), config)

@@ -33,15 +33,18 @@ class Family:
     """One format. Markers are single tokens of the vocabulary; None: the format has none.
 
     `name` is its renderer's in `renderers`. Of several families of one `model_type` the model's
-    name chooses, else the first whose chat template `has` the given words and `lacks` the others
-    (`is_by_name`: the name only). `section` begins the calls. `header` begins a part whose kind the
-    next marker tells; `silent` markers say nothing. `opener` begins a call that no marker does
-    (`is_opener_first`: only as the first characters). `named_call` is what follows a call's
-    marker when the tool is known. `label` is dropped at the beginning of reasoning.
+    name chooses, else the first whose chat template `has` the given words and `lacks` the others;
+    for `types_by_name` only the name does. `section` begins the calls. `header` begins a part
+    whose kind the next marker tells; `silent` markers say nothing. `opener` begins a call that no
+    marker does (`is_opener_first`: only as the first characters). `named_call` is what follows a
+    call's marker when the tool is known. `label` is dropped at the beginning of reasoning.
+    `has_one_system`: the template has no place for a later one. `keeps_arguments`: it writes
+    arguments that are no JSON object too. `has_call_ids`: the model itself names its calls.
     """
 
     name: str
-    model_types: tuple[str, ...]
+    model_types: tuple[str, ...] = ()
+    types_by_name: tuple[str, ...] = ()
     reasoning: tuple[str, str] | None = ("<think>", "</think>")
     call: tuple[str, str] | None = ("<tool_call>", "</tool_call>")
     section: str | None = None
@@ -49,7 +52,6 @@ class Family:
     in_reasoning: InReasoning = InReasoning.DRAFT
     has: str = ""
     lacks: str = ""
-    is_by_name: bool = False
     header: str | None = None
     silent: tuple[str, ...] = ()
     opener: str = ""
@@ -91,8 +93,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="prime-qwen3",
-        model_types=("qwen3",),
-        is_by_name=True,
+        types_by_name=("qwen3",),
         named_call=_FUNCTION,
     ),
     Family(
@@ -118,8 +119,7 @@ FAMILIES: tuple[Family, ...] = (
     *(
         Family(
             name=name,
-            model_types=("nemotron_h",),
-            is_by_name=True,
+            types_by_name=("nemotron_h",),
             named_call=_FUNCTION,
             has_one_system=True,
         )
@@ -135,7 +135,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="glm-5",
-        model_types=("glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
+        model_types=("glm4_moe", "glm4_moe_lite"),
+        types_by_name=("glm_moe_dsa",),
         has="clear_thinking",
         in_reasoning=InReasoning.CALL,
         has_text_after_calls=True,
@@ -144,8 +145,7 @@ FAMILIES: tuple[Family, ...] = (
     *(
         Family(
             name=name,
-            model_types=("glm_moe_dsa",),
-            is_by_name=True,
+            types_by_name=("glm_moe_dsa",),
             in_reasoning=InReasoning.CALL,
             has_text_after_calls=True,
             named_call="{name}",
@@ -155,8 +155,7 @@ FAMILIES: tuple[Family, ...] = (
     *(
         Family(
             name=name,
-            model_types=("laguna",),
-            is_by_name=True,
+            types_by_name=("laguna",),
             in_reasoning=InReasoning.PART,
         )
         for name in ("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1")
@@ -271,13 +270,14 @@ def find_family(model_type: str, *, name: str, template: str) -> Family:
 
     Raises ConfigError that says what is known.
     """
-    candidates = [family for family in FAMILIES if model_type in family.model_types]
+    by_name = [family for family in FAMILIES if model_type in family.types_by_name]
+    by_template = [family for family in FAMILIES if model_type in family.model_types]
+    candidates = by_template + by_name
     for family in candidates:
         if family.name == name:
             return family
-    for family in candidates:
-        lacks_it = not family.lacks or family.lacks not in template
-        if not family.is_by_name and family.has in template and lacks_it:
+    for family in by_template:
+        if family.has in template and not (family.lacks and family.lacks in template):
             return family
     if candidates:
         names = ", ".join(family.name for family in candidates)
@@ -285,5 +285,7 @@ def find_family(model_type: str, *, name: str, template: str) -> Family:
             f"model_type {model_type!r} may be {names}, and neither the folder's name, nor "
             "`_name_or_path` in its config.json, nor its chat template tells which"
         )
-    known = ", ".join(sorted({kind for family in FAMILIES for kind in family.model_types}))
-    raise ConfigError(f"model_type {model_type!r} is not supported (known: {known})")
+    known = sorted(
+        {one for family in FAMILIES for one in family.model_types + family.types_by_name}
+    )
+    raise ConfigError(f"model_type {model_type!r} is not supported (known: {', '.join(known)})")
