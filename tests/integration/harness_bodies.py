@@ -2,6 +2,7 @@
 
 `Conversation(seed, num_turns, result_chars)` has `claude(n)`, `codex(n)`, `chat(n)`: the n-th
 request's bytes, n from 1. Words are random letters, so that nothing repeats by accident.
+`turn_record` makes a record of random ids around a body's delta.
 """
 
 import json
@@ -10,9 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from opengyre.seams.records import SegmentRef, Span, TokenRecord, TurnRecord
+
 _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 _WEIGHTS = range(len(_LETTERS), 0, -1)
 _FIRST_CHARS = 100_000
+NUM_SAMPLED = 240
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +80,10 @@ class Conversation:
         head = {"user_id": f"user_{n * 7919 % 1000}", "turn": "x" * (n % 13)}
         system = [{**_block(self.system), "cache_control": {"type": "ephemeral"}}]
         body = {"metadata": head, "model": "policy", "system": system, "messages": messages}
-        return _json({**body, "tools": self.tools, "max_tokens": 32_000, "stream": True})
+        tools = [
+            {**tool, "input_schema": tool["parameters"], "parameters": None} for tool in self.tools
+        ]
+        return _json({**body, "tools": tools, "max_tokens": 32_000, "stream": True})
 
     def codex(self, n: int) -> bytes:
         """Items, encrypted reasoning, metadata whose keys come in another order each time."""
@@ -128,6 +135,37 @@ class Conversation:
         if kind < 0.1:
             return f"\n    {word}({self._random.randint(0, 99_999)})"
         return f'"{word}": {{' if kind < 0.15 else word
+
+
+def turn_record(n: int, *, num_kept: int, num_new: int, delta: bytes) -> TokenRecord:
+    source = random.Random(n)
+    header = TurnRecord(
+        turn=f"e000001.t{n}",
+        execution="e000001",
+        attempt=0,
+        parent=f"e000001.t{n - 1}" if n > 1 else "",
+        fork_reason="",
+        role="main",
+        num_kept_tokens=num_kept,
+        num_new_prompt_tokens=num_new,
+        num_completion_tokens=NUM_SAMPLED,
+        spans=[Span(start=0, end=NUM_SAMPLED, policy_version=n // 40, engine="c1#2")],
+        finish="stop",
+        is_committed=True,
+        ref=SegmentRef(segment=-1, offset_bytes=-1, crc32=0),
+        received_s=1000.0 + n,
+        first_token_s=1000.5 + n,
+        ended_s=1001.0 + n,
+        held_s=0.0,
+        num_continuations=0,
+    )
+    return TokenRecord(
+        header=header,
+        new_prompt_ids=[source.randrange(151_643) for _ in range(num_new)],
+        completion_ids=[source.randrange(151_643) for _ in range(NUM_SAMPLED)],
+        logprobs=[-source.random() for _ in range(NUM_SAMPLED)],
+        request_delta=delta,
+    )
 
 
 def _block(text: str) -> dict[str, Any]:

@@ -1,52 +1,18 @@
 """What a long execution takes on disk: 300 turns and 700,000 tokens, in three shapes of bodies."""
 
 import asyncio
-import random
 from pathlib import Path
 
 import pytest
-from harness_bodies import Conversation
+from harness_bodies import NUM_SAMPLED, Conversation, turn_record
 
 from opengyre.gateway.body import body_delta, restore_body
-from opengyre.seams.records import SegmentRef, Span, TokenRecord, TurnRecord
 from opengyre.store.segments import SegmentReader, SegmentWriter
 
 NUM_TURNS = 300
 NUM_TOKENS = 700_000
 MAX_BYTES = 40_000_000
 CHARS_PER_TOKEN = 4
-NUM_SAMPLED = 240
-
-
-def turn_record(n: int, *, num_kept: int, num_new: int, delta: bytes) -> TokenRecord:
-    source = random.Random(n)
-    header = TurnRecord(
-        turn=f"e000001.t{n}",
-        execution="e000001",
-        attempt=0,
-        parent=f"e000001.t{n - 1}" if n > 1 else "",
-        fork_reason="",
-        role="main",
-        num_kept_tokens=num_kept,
-        num_new_prompt_tokens=num_new,
-        num_completion_tokens=NUM_SAMPLED,
-        spans=[Span(start=0, end=NUM_SAMPLED, policy_version=n // 40, engine="c1#2")],
-        finish="stop",
-        is_committed=True,
-        ref=SegmentRef(segment=-1, offset_bytes=-1, crc32=0),
-        received_s=1000.0 + n,
-        first_token_s=1000.5 + n,
-        ended_s=1001.0 + n,
-        held_s=0.0,
-        num_continuations=0,
-    )
-    return TokenRecord(
-        header=header,
-        new_prompt_ids=[source.randrange(151_643) for _ in range(num_new)],
-        completion_ids=[source.randrange(151_643) for _ in range(NUM_SAMPLED)],
-        logprobs=[-source.random() for _ in range(NUM_SAMPLED)],
-        request_delta=delta,
-    )
 
 
 @pytest.mark.parametrize("shape", ["claude", "codex", "chat"])

@@ -24,7 +24,7 @@ _RUN_BYTES = 12
 _MAX_RUNS = 4096
 _MIN_RUN_BYTES = 256
 _SAMPLE_BYTES = 64
-_WINDOW_BYTES = 2**20
+_WINDOW_BYTES = 2**16
 _CHUNK_BYTES = 2**18
 _MAX_DICTIONARY_BYTES = 8 * 2**20
 _LARGE_BITS = 20
@@ -126,11 +126,12 @@ def _runs(body: bytes, parent: bytes) -> list[_Run]:
 
 
 def _next_run(body: bytes, at: int, parent: bytes, there: int) -> _Run | None:
-    """The next long run after `at` and `there`, from samples of `body` at growing distances."""
+    """The next long run after `at` and `there`, from samples of `body` at growing distances, each
+    looked for at growing distances."""
     step = 0
     while at + step + _SAMPLE_BYTES <= len(body):
         sample = body[at + step : at + step + _SAMPLE_BYTES]
-        found = parent.find(sample, there, there + _WINDOW_BYTES)
+        found = parent.find(sample, there, there + _WINDOW_BYTES + 16 * step)
         if found >= 0:
             back = min(step, found - there)
             before = body[at + step - back : at + step], parent[found - back : found]
