@@ -69,6 +69,8 @@ class Witness:
         self.requests: list[GenerateRequest] = []
         self.cancelled: list[str] = []
         self.given: dict[str, list[Chunk]] = {}
+        self.num_given = 0
+        self.waited: dict[int, asyncio.Event] = {}
         self._cut_at = cut_at
         self._how = how
         self.on_cut = on_cut
@@ -84,6 +86,7 @@ class Witness:
             num_left -= len(chunk.ids)
             is_last = chunk.finish is not None
             given.append(chunk if cut_at is None else replace(chunk, finish=None))
+            self._count(chunk)
             yield given[-1]
             if is_last and cut_at is None:
                 return
@@ -93,6 +96,17 @@ class Witness:
             yield Chunk(finish=self._how, reason="cut")
         elif self._how == "silent":
             await asyncio.Event().wait()
+
+    async def has_given(self, num_tokens: int) -> None:
+        """Return as soon as so many tokens came from it, all requests together."""
+        if self.num_given < num_tokens:
+            await asyncio.wait_for(self.waited.setdefault(num_tokens, asyncio.Event()).wait(), 20)
+
+    def _count(self, chunk: Chunk) -> None:
+        self.num_given += len(chunk.ids)
+        for wanted, event in self.waited.items():
+            if self.num_given >= wanted:
+                event.set()
 
     async def freeze(self, request_id: str) -> None:
         await self.inner.freeze(request_id)
