@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -291,6 +292,39 @@ def test_any_conversation_is_rendered_or_refused(name: str) -> None:
             renderer_of(name).root([USER, two, result], TOOLS)
     else:
         renderer_of(name).root([USER, two, result], TOOLS)
+
+
+@EACH
+@pytest.mark.parametrize(
+    "parameters",
+    [None, 1, [], {"$ref": "#"}, {"type": "object", "properties": {"a": {"$ref": "#/x/y"}}}],
+)
+def test_odd_schemas_are_rendered_or_refused_and_never_break_a_parser(
+    name: str, parameters: Any
+) -> None:
+    odd: list[Any] = [{"type": "function", "function": {"name": "bash", "parameters": parameters}}]
+    with suppress(Refusal):
+        assert renderer_of(name).root([USER], odd)
+    one = renderer_of(name).parser(stops=(), call_id=str, tools=odd)
+    for token in completion(name, fitted(name, Said(calls=(("bash", {"command": "ls"}),)))):
+        one.feed(token)
+    one.finish()
+    assert len(one.message().calls) <= 1
+
+
+@EACH
+def test_results_are_told_by_what_the_model_called_its_calls(name: str) -> None:
+    """With calls that only their order tells from those of the conversation before."""
+    said = Said(text="", calls=(("edit_file", {"command": "ls"}),))
+    ids = completion(name, said)
+    message = parsed(name, ids)
+    prompt = renderer_of(name).root([USER], TOOLS)
+    added = renderer_of(name).extension(prompt, ids, results(message), calls=message.calls)
+    assert added is not None
+    is_named = name in ("kimi-k2", "kimi-k2.5", "gemma4", "inkling")
+    assert ("edit_file" in text_of(name, added)) is is_named
+    assert ("functions.edit_file:0" in text_of(name, added)) is family_of(name).has_call_ids
+    assert "call_0" not in text_of(name, added)
 
 
 @EACH

@@ -36,8 +36,8 @@ from opengyre.gateway.tokenizer import (
 )
 from opengyre.seams.errors import ConfigError
 
-_REFUSED = (ValueError, TypeError, RuntimeError)
-_UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+_CANNOT = (ValueError, TypeError, AttributeError, LookupError, RuntimeError)
+"""How renderers say that they cannot render or read what a client or a model wrote."""
 
 
 class ModelRenderer:
@@ -66,7 +66,7 @@ class ModelRenderer:
             return self._renderer.render_ids(
                 chat, tools=list(tools) or None, add_generation_prompt=True
             )
-        except _REFUSED as error:
+        except _CANNOT as error:
             raise Refusal(f"this model's format cannot hold the conversation: {error}") from error
 
     def extend(
@@ -98,12 +98,12 @@ class ModelRenderer:
         The renderer sees no more of the prompt than its last turn.
         """
         tail, sampled = list(prompt_ids[self._last_turn(prompt_ids) :]), list(completion_ids)
-        chat = self._new_chat(sampled, new_messages, calls)
+        chat = self._new_chat(tail, sampled, new_messages, calls)
         try:
             bridged = self._renderer.bridge_to_next_turn(
                 tail, sampled, chat, tools=list(tools) or None
             )
-        except _REFUSED:
+        except _CANNOT:
             return None
         old, ids = tail + sampled, [] if bridged is None else list(bridged.token_ids)
         return ids[len(old) :] if ids and ids[: len(old)] == old else None
@@ -157,17 +157,22 @@ class ModelRenderer:
         return 0
 
     def _new_chat(
-        self, completion_ids: list[int], new_messages: Sequence[Message], calls: Sequence[Call]
+        self,
+        tail: list[int],
+        sampled: list[int],
+        new_messages: Sequence[Message],
+        calls: Sequence[Call],
     ) -> list[dict[str, Any]]:
         messages = without_system(new_messages) if self._family.has_one_system else new_messages
         answer = Message(role=Role.ASSISTANT, calls=tuple(calls))
-        native_ids = self._sampled_ids(completion_ids) if self._family.has_call_ids else []
+        native_ids = self._sampled_ids(tail, sampled) if self._family.has_call_ids else []
         return chat_messages([answer, *messages], native_ids=native_ids)[1:]
 
-    def _sampled_ids(self, completion_ids: list[int]) -> list[str]:
+    def _sampled_ids(self, tail: list[int], sampled: list[int]) -> list[str]:
+        """What the model itself called its calls."""
         try:
-            found = self._renderer.parse_response(completion_ids).tool_calls
-        except _UNREADABLE:
+            found = self._renderer.parse_response(sampled, prompt_ids=tail).tool_calls
+        except _CANNOT:
             return []
         return [str(call.id) for call in found if _is_text(call.name)]
 
@@ -177,7 +182,7 @@ class ModelRenderer:
             block = [self._markers.section, *block]
         try:
             found = self._renderer.parse_response(block, tools=tools).tool_calls
-        except _UNREADABLE:
+        except _CANNOT:
             return []
         return [(call.name, _as_json(call.arguments)) for call in found if _is_text(call.name)]
 
@@ -213,7 +218,7 @@ def make_renderer(family: Family, tokenizer: Tokenizer, adapter: TokenizerAdapte
     try:
         renderer = getattr(renderers, kind.__name__.removesuffix("Config"))(adapter, config)
         markers = read_markers(family, tokenizer, renderer)
-    except (AssertionError, *_UNREADABLE) as error:
+    except (AssertionError, *_CANNOT) as error:
         raise ConfigError(f"{adapter.name_or_path}: no {family.name} tokenizer: {error}") from error
     return ModelRenderer(renderer, family, adapter=adapter, markers=markers)
 
