@@ -218,6 +218,19 @@ def test_an_answer_does_not_depend_on_how_its_ids_were_split(name: str, said: Sa
 
 @EACH
 @SOME
+@given(data=st.data())
+def test_no_ids_break_a_parser_and_all_it_gives_adds_up(name: str, data: st.DataObject) -> None:
+    markers = sorted(tokenizer_of(name).get_added_tokens_decoder())
+    whole = completion(name, fitted(name, Said(calls=(("bash", {"command": "ls"}),))))[:-1]
+    parts = st.sampled_from([*([marker] for marker in markers), ids_of(name, " w{\n"), whole])
+    ids = [token for part in data.draw(st.lists(parts, max_size=12)) for token in part]
+    for is_parallel in (True, False):
+        message = parsed(name, ids, is_parallel=is_parallel)
+        assert is_parallel or len(message.calls) <= 1
+
+
+@EACH
+@SOME
 @given(turns=st.lists(SAID, min_size=1, max_size=3))
 def test_each_turn_begins_with_exactly_what_came_before(name: str, turns: list[Said]) -> None:
     renderer, reference = renderer_of(name), reference_of(name)
