@@ -15,6 +15,7 @@ from run_rig import drive, make_trails
 from typer.testing import CliRunner
 
 from opengyre.cli.main import app
+from opengyre.runtime.standalone import records_folder
 from opengyre.seams.records import TokenRecord
 from opengyre.store.segments import SegmentReader, SegmentWriter
 
@@ -23,15 +24,13 @@ Row = dict[str, Any]
 
 def record_folder(folder: Path, records: list[TokenRecord]) -> Path:
     """The folder of a gateway on its own."""
-    tokens = folder / "tokens"
-    tokens.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"model": str(MODEL)}))
 
     async def write() -> None:
-        writer = SegmentWriter(tokens)
-        for record in records:
-            writer.append(record)
-        await writer.close()
+        with records_folder(folder, MODEL) as tokens:
+            writer = SegmentWriter(tokens)
+            for record in records:
+                writer.append(record)
+            await writer.close()
 
     asyncio.run(write())
     return folder
