@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from opengyre.gateway.body import digest, restore_body
+from opengyre.gateway.body import restore_body
 from opengyre.gateway.history import is_same_call, is_same_reasoning
 from opengyre.gateway.rendering import load_renderer
 from opengyre.gateway.request import Call, Message, Refusal, Request, Role
@@ -31,9 +31,7 @@ def call(arguments: str, call_id: str = "call_1") -> Call:
 def admit(one: Session, *messages: Message, name: str = "") -> Attempt:
     body = json.dumps([name, *(repr(m) for m in messages)]).encode()
     request = Request(model="m", messages=messages)
-    incoming = Incoming(
-        request=request, raw={}, body=body, key=digest(name), protocol="openai-chat"
-    )
+    incoming = Incoming(request=request, raw={"user": name}, body=body, protocol="openai-chat")
     return one.admit(incoming, one.place(incoming))
 
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from opengyre.gateway.connection import ClientLeft, Connection
-from opengyre.gateway.dialects import anthropic, openai_chat
+from opengyre.gateway.dialects import anthropic, openai_chat, openai_responses
 from opengyre.gateway.dialects.dialect import Dialect
 from opengyre.gateway.dialects.registry import ANTHROPIC, OPENAI_CHAT, OPENAI_RESPONSES
 from opengyre.gateway.exchange import answer_json, refuse
@@ -28,6 +28,7 @@ class _Operation(StrEnum):
 
     CHAT = "chat/completions"
     RESPONSES = "responses"
+    INPUT_TOKENS = "responses/input_tokens"
     MESSAGES = "messages"
     COUNT_TOKENS = "messages/count_tokens"
     MODELS = "models"
@@ -37,6 +38,7 @@ class _Operation(StrEnum):
 _DIALECTS = {
     _Operation.CHAT: OPENAI_CHAT,
     _Operation.RESPONSES: OPENAI_RESPONSES,
+    _Operation.INPUT_TOKENS: OPENAI_RESPONSES,
     _Operation.MESSAGES: ANTHROPIC,
     _Operation.COUNT_TOKENS: ANTHROPIC,
 }
@@ -104,6 +106,9 @@ class _Endpoint:
             case "POST", _Operation.COUNT_TOKENS:
                 num_tokens = await self._surface.count_tokens(asked)
                 await answer_json(connection, anthropic.count_tokens_json(num_tokens))
+            case "POST", _Operation.INPUT_TOKENS:
+                num_tokens = await self._surface.count_tokens(asked)
+                await answer_json(connection, openai_responses.input_tokens_json(num_tokens))
             case "GET" | "HEAD", _Operation.MODELS:
                 await answer_json(connection, self._models(target, dialect))
             case _:

@@ -65,7 +65,10 @@ class TransportProtocol(H11Protocol):
 
 
 class Connection:
-    """One request on one connection. Reading the body comes first, then one answer."""
+    """One request on one connection. Reading the body comes first, then one answer.
+
+    `written_s`: when something was last written, on the loop's clock; 0 before.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -73,7 +76,7 @@ class Connection:
         self._transport: asyncio.Transport = scope["state"]["transport"]
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self.has_begun = False
-        self.num_writes = 0
+        self.written_s = 0.0
 
     @property
     def is_gone(self) -> bool:
@@ -111,7 +114,7 @@ class Connection:
 
     async def write(self, data: bytes) -> None:
         """Nothing is awaited after the bytes went to the transport."""
-        self.num_writes += 1
+        self.written_s = asyncio.get_running_loop().time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:

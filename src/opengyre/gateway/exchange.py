@@ -72,9 +72,9 @@ class Exchange:
         """The client is cut off; its request is cancelled at the engine."""
         self._connection.abort()
 
-    def is_same_body(self, body_key: bytes) -> bool:
-        """True while its answer is not out and another request with this body may be a retry."""
-        return not self._is_committed and self._parts.attempt.incoming.key == body_key
+    def is_same_call(self, call_key: bytes) -> bool:
+        """True while its answer is not out and another call with this key may be a retry."""
+        return not self._is_committed and self._parts.attempt.place.call_key == call_key
 
     def yield_to_retry(self, *, is_marked: bool) -> None:
         """Abandoned at once if its client is gone or says that it tries again."""
@@ -163,10 +163,13 @@ class Exchange:
 
     async def _comment(self) -> None:
         """A comment after each silence, so that nobody between us and the client gives up."""
+        loop = asyncio.get_running_loop()
+        began_s, patience_s = loop.time(), self._parts.hold_comment_s
         while True:
-            num_before = self._connection.num_writes
-            await asyncio.sleep(self._parts.hold_comment_s)
-            if self._connection.num_writes == num_before:
+            silent_s = loop.time() - (self._connection.written_s or began_s)
+            if silent_s < patience_s:
+                await asyncio.sleep(patience_s - silent_s)
+            else:
                 await self._open_stream()
                 await self._connection.write(b": held\n\n")
 

@@ -271,9 +271,9 @@ class Gateway:
     async def _admitted(self, asked: Asked) -> tuple[_Open, Exchange]:
         async with self._room_for(asked):
             incoming = await self._read(asked)
-            await self._settle_retried(asked, incoming.key)
             session = self._session_of(asked).session
             place = await _off_loop(incoming.body, lambda: session.place(incoming))
+            await self._settle_retried(asked, place.call_key)
         await self._records.wait_room()
         one = self._session_of(asked)
         if len(one.running) >= MAX_RUNNING_PER_SESSION:
@@ -323,15 +323,14 @@ class Gateway:
             request=request,
             raw=raw,
             body=body,
-            key=bodies.digest(raw),
             protocol=asked.dialect.name,
             role=role_of(evidence, self._settings.labels),
         )
 
-    async def _settle_retried(self, asked: Asked, body_key: bytes) -> None:
+    async def _settle_retried(self, asked: Asked, call_key: bytes) -> None:
         """A retry may overtake the news that the client left its earlier attempt."""
         one = self._open.get(asked.execution)
-        same = [e for e in one.running if e.is_same_body(body_key)] if one else []
+        same = [e for e in one.running if e.is_same_call(call_key)] if one else []
         if same:
             await asyncio.sleep(0)
         is_marked = asked.connection.header("x-stainless-retry-count") not in ("", "0")

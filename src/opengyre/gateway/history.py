@@ -16,6 +16,7 @@ import msgspec
 from opengyre.gateway.body import canonical, digest
 from opengyre.gateway.request import Call, Message, Tool
 
+_HISTORY_FIELDS = {"messages", "input", "system", "instructions", "tools"}
 _MAX_WHOLE = 1e21  # from here on JavaScript writes whole numbers with an exponent too
 
 
@@ -26,9 +27,10 @@ def root_key(tools: Sequence[Tool]) -> bytes:
 
 def next_key(key: bytes, message: Message) -> bytes:
     """The key of a history that goes on with `message`."""
+    text = message.text.encode(errors="surrogatepass")
     calls = [_call_value(call) for call in message.calls]
-    value = canonical((message.role, message.text, calls))
-    return hashlib.blake2b(key + value, digest_size=16).digest()
+    rest = canonical((message.role, len(text), calls))
+    return hashlib.blake2b(b"".join((key, rest, text)), digest_size=16).digest()
 
 
 def history_keys(messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
@@ -37,6 +39,12 @@ def history_keys(messages: Sequence[Message], tools: Sequence[Tool]) -> list[byt
     for message in messages:
         keys.append(next_key(keys[-1], message))
     return keys
+
+
+def call_key(raw: dict[str, Any], history_key: bytes) -> bytes:
+    """The key of a whole call: its history and all else that its body says, in any order."""
+    rest = {name: value for name, value in raw.items() if name not in _HISTORY_FIELDS}
+    return hashlib.blake2b(history_key + canonical(rest), digest_size=16).digest()
 
 
 def is_same_call(one: Call, other: Call) -> bool:

@@ -30,13 +30,17 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """`calls` and `reasoning` only on assistant messages; `reasoning` is None when not sent."""
+    """`calls` and `reasoning` only on assistant messages; `reasoning` is None when not sent.
+
+    `reference`: the name of an attempt (see Dialect.form) whose answer this message stands for.
+    """
 
     role: Role
     text: str = ""
     reasoning: str | None = None
     calls: tuple[Call, ...] = ()
     call_id: str = ""
+    reference: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opengyre.gateway.body import decode_object, digest, restore_body
+from opengyre.gateway.body import decode_object, restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
-from opengyre.gateway.history import history_keys, next_key
+from opengyre.gateway.history import call_key, history_keys, next_key
 from opengyre.gateway.request import Message, Refusal, Request, Role
 from opengyre.gateway.sessions import Attempt, ForkReason, Incoming, Node, Place, Session, full_ids
 from opengyre.seams.errors import BoundaryError
@@ -63,19 +63,15 @@ def restore_turn(
     if dialect is None:
         raise _lost(f"its protocol {header.protocol} is not known")
     request = dialect.parse(raw)
+    incoming = Incoming(
+        request=request, raw=raw, body=body, protocol=header.protocol, role=header.role
+    )
     attempt = Attempt(
         execution=session.execution,
         number=number,
         attempt=header.attempt,
-        incoming=Incoming(
-            request=request,
-            raw=raw,
-            body=body,
-            key=b"" if header.is_committed else digest(raw),
-            protocol=header.protocol,
-            role=header.role,
-        ).placed(),
-        place=_place(session, record, request, parent),
+        incoming=incoming.placed(),
+        place=_place(session, record, incoming, parent),
     )
     answer = _answer(session, attempt, record)
     if header.is_committed:
@@ -83,7 +79,7 @@ def restore_turn(
     else:
         session.abandon(attempt, record.completion_ids)
         if is_retried:
-            session.take_retryable(attempt.incoming.key)
+            session.take_retryable(attempt.place.call_key)
     return RestoredTurn(request=request, parent=parent, answer=answer)
 
 
@@ -104,16 +100,18 @@ def _parent(session: Session, record: TokenRecord) -> Node | None:
     return parent
 
 
-def _place(session: Session, record: TokenRecord, request: Request, parent: Node | None) -> Place:
+def _place(session: Session, record: TokenRecord, incoming: Incoming, parent: Node | None) -> Place:
     """A committed turn's own prompt is not put together: nobody asks for it again."""
-    header = record.header
+    header, request = record.header, incoming.request
+    history_key = _history_key(session, record, request, parent)
     return Place(
         parent=parent,
         fork_reason=ForkReason(header.fork_reason),
         prompt_ids=[] if header.is_committed else prompt_of(record, parent),
         num_kept=header.num_kept_tokens,
         forced_ids=session.forced(request),
-        history_key=_history_key(session, record, request, parent),
+        history_key=history_key,
+        call_key=b"" if header.is_committed else call_key(incoming.raw, history_key),
         delta=record.request_delta,
     )
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from opengyre.gateway.body import body_delta, decode_object, restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.history import (
+    call_key,
     history_keys,
     is_same_call,
     is_same_reasoning,
@@ -43,13 +45,12 @@ class ForkReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
-    """One call as it came: `body` are its bytes, `raw` what they say, `key` is equal for bodies of
-    equal meaning. `role` as the wire tells it, `protocol` the dialect's name."""
+    """One call as it came: `body` are its bytes, `raw` what they say; `role` as the wire tells it,
+    `protocol` the dialect's name."""
 
     request: Request
     raw: dict[str, Any]
     body: bytes
-    key: bytes
     protocol: str
     role: str = "main"
 
@@ -82,8 +83,8 @@ class Node:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where a call attaches: the first `num_kept` of `prompt_ids` are `parent`'s, the last ones
-    are `forced_ids`, the beginning of the answer. `history_key` is that of its whole history;
-    `delta` its body against the parent's."""
+    are `forced_ids`, the beginning of the answer. `history_key` is that of its whole history,
+    `call_key` that of all it says, `delta` its body against the parent's."""
 
     parent: Node | None
     fork_reason: ForkReason
@@ -91,6 +92,7 @@ class Place:
     num_kept: int
     forced_ids: list[int]
     history_key: bytes
+    call_key: bytes
     delta: bytes
 
 
@@ -161,12 +163,13 @@ class Session:
             num_kept=num_kept,
             forced_ids=forced_ids,
             history_key=keys[-1],
+            call_key=call_key(incoming.raw, keys[-1]),
             delta=body_delta(incoming.body, self.body(parent)),
         )
 
     def admit(self, incoming: Incoming, place: Place) -> Attempt:
         """Give the call its turn."""
-        retried = self.take_retryable(incoming.key)
+        retried = self.take_retryable(place.call_key)
         if retried is None:
             self.num_turns += 1
         number, attempt = retried or (self.num_turns, 0)
@@ -220,7 +223,7 @@ class Session:
         self._latest = node
 
     def abandon(self, attempt: Attempt, completion_ids: Sequence[int]) -> None:
-        """Its terminal event will never be written: the same body is a retry of it. Idempotent.
+        """Its terminal event will never be written: the same call is a retry of it. Idempotent.
 
         A client may go on from the whole parts of `completion_ids` that it has seen.
         """
@@ -229,24 +232,38 @@ class Session:
         self._cuts.append(Cut(attempt=attempt, completion_ids=list(completion_ids)))
         attempt.is_abandoned = True
         following = (attempt.number, attempt.attempt + 1)
-        self._retryable.setdefault(attempt.incoming.key, []).append(following)
+        self._retryable.setdefault(attempt.place.call_key, []).append(following)
 
     def history(self, request: Request) -> tuple[Message, ...]:
-        """The whole history of a call, also where it only names an earlier answer."""
-        if not request.previous:
-            return request.messages
-        node = self._nodes_by_turn.get(request.previous.rpartition(".a")[0])
+        """All messages of a call, also those of the earlier answers that it only names."""
+        instructions, own = _split(request)
+        later: list[tuple[Message, ...]] = []
+        while request.previous:
+            node = self._named(request.previous, param="previous_response_id")
+            later.append((node.message, *own))
+            request = DIALECTS[node.protocol].parse(decode_object(self.body(node)))
+            _, own = _split(request)
+        messages = (*instructions, *own, *chain.from_iterable(reversed(later)))
+        return tuple(self._referred(message) for message in messages)
+
+    def _referred(self, message: Message) -> Message:
+        return (
+            self._named(message.reference, param="input").message if message.reference else message
+        )
+
+    def _named(self, attempt: str, *, param: str) -> Node:
+        """The turn of an attempt's name. Raises Refusal."""
+        node = self._nodes_by_turn.get(attempt.rpartition(".a")[0])
         if node is None:
+            is_previous = param == "previous_response_id"
             raise Refusal(
-                f"Previous response with id '{request.previous}' not found.",
-                code="previous_response_not_found",
-                param="previous_response_id",
+                f"Previous response with id '{attempt}' not found."
+                if is_previous
+                else f"Item of '{attempt}' not found.",
+                code="previous_response_not_found" if is_previous else "item_not_found",
+                param=param,
             )
-        before = DIALECTS[node.protocol].parse(decode_object(self.body(node)))
-        history = self.history(before)[before.has_instructions :]
-        start = int(request.has_instructions)
-        own = request.messages
-        return (*own[:start], *history, node.message, *own[start:])
+        return node
 
     def forced(self, request: Request) -> list[int]:
         """The beginning of a call, when one is demanded: prompt, not sampled."""
@@ -349,14 +366,14 @@ class Session:
         ours = self._calls_by_id.get(call.call_id)
         return ours if ours is not None and is_same_call(ours, call) else call
 
-    def take_retryable(self, body_key: bytes) -> tuple[int, int] | None:
+    def take_retryable(self, call_key: bytes) -> tuple[int, int] | None:
         """(turn, attempt) of a request that repeats an abandoned one."""
-        waiting = self._retryable.get(body_key)
+        waiting = self._retryable.get(call_key)
         if not waiting:
             return None
         following = waiting.pop()
         if not waiting:
-            del self._retryable[body_key]
+            del self._retryable[call_key]
         return following
 
     def _check_room(self, num_prompt: int) -> None:
@@ -387,6 +404,12 @@ class Session:
         for delta in reversed(deltas):
             body = restore_body(delta, body)
         return body
+
+
+def _split(request: Request) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """The instructions of a call, which are nobody else's, and its other messages."""
+    start = int(request.has_instructions)
+    return request.messages[:start], request.messages[start:]
 
 
 def full_ids(node: Node) -> list[int]:
