@@ -19,7 +19,6 @@ from opengyre.gateway.recording import RecordQueue
 from opengyre.gateway.routing import Routing
 from opengyre.runtime import messages as m
 from opengyre.runtime.apply import Applier
-from opengyre.runtime.book import Book
 from opengyre.runtime.executions import Executions
 from opengyre.runtime.gateway_process import GatewayProcess
 from opengyre.runtime.gateways import Gateways
@@ -262,14 +261,6 @@ def _comes_back_behind_shut_doors(real: Any) -> Any:
     return _connect
 
 
-def _restarts_turn_numbers(real: Any) -> Any:
-    def begin_launch(self: Any, one: Any) -> None:
-        real(self, one)
-        one.first_turn = 0
-
-    return begin_launch
-
-
 def _routes_only_the_living(real: Any) -> Any:
     async def set_routes(self: Any, moves: Any) -> None:
         up = [(name, to) for name, to in moves if name in self._home]
@@ -404,12 +395,6 @@ CANARIES: dict[str, Canary] = {
         owner=Gateways,
         name="set_routes",
         make=_routes_only_the_living,
-    ),
-    "repeated turn numbers": Canary(
-        words="the turns of a second launch are numbered from one again",
-        owner=Book,
-        name="begin_launch",
-        make=_restarts_turn_numbers,
     ),
     "old publication": Canary(
         words="a publication that ends late opens its engine though a newer version is due",

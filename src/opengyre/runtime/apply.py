@@ -25,7 +25,7 @@ from opengyre.runtime.executions import Executions
 from opengyre.runtime.gateways import Gateways
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.processes import Processes
-from opengyre.runtime.steps import Steps
+from opengyre.runtime.steps import CORE, Steps
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Descriptor
 from opengyre.store.observations import (
@@ -78,7 +78,7 @@ class Applier:
     def start(self, command: c.AnyCommand, tasks: asyncio.TaskGroup) -> None:
         if isinstance(command, c.Publish):
             self._due[command.engine] = command.version
-        engine = _engine_of(command)
+        engine = _meant_for(command)
         life = None if engine is None else (engine, self._lives.get(engine, 0))
         tasks.create_task(self._answer(command, life, tasks))
 
@@ -279,8 +279,19 @@ class Applier:
         )
 
 
+def _meant_for(command: c.AnyCommand) -> str | None:
+    """The engine or cell of whose present life this is; None: of none, or whichever lives."""
+    match command:
+        case c.OpenStep() | c.CloseStep() | c.Checkpoint() | c.Expose():
+            return CORE
+        case c.Admit():
+            return f"c{command.cell}"
+        case _:
+            return _engine_of(command)
+
+
 def _engine_of(command: c.AnyCommand) -> str | None:
-    """The engine of whose present life this is; None: of none, or whichever lives."""
+    """The engine that this is about."""
     match command:
         case c.CloseDoor() | c.Freeze() | c.OpenDoor() | c.Publish():
             return command.engine
