@@ -115,6 +115,11 @@ def as_codex_sends(items: list[Item]) -> list[Item]:
     return found
 
 
+def as_references(items: list[Item]) -> list[Item]:
+    """As clients do that trust `store`."""
+    return [{"type": "item_reference", "id": item["id"]} for item in items]
+
+
 def without_ids_and_reasoning(items: list[Item]) -> list[Item]:
     """Only the id of a custom call tells that its input are the arguments as they were sampled."""
     return [
@@ -194,7 +199,8 @@ def test_case_01_ids_and_logprobs_are_the_engines_streamed_and_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "rewrite", [as_sent, as_codex_sends, without_ids_and_reasoning, rewritten_in_form]
+    "rewrite",
+    [as_sent, as_codex_sends, as_references, without_ids_and_reasoning, rewritten_in_form],
 )
 def test_case_02_over_20_turns_every_prompt_begins_with_all_that_was_before(
     rewrite: Callable[[list[Item]], list[Item]],
@@ -322,13 +328,9 @@ def test_case_05_ids_and_empty_content_in_any_form_cause_no_fork() -> None:
     asyncio.run(main())
 
 
-def body_of(given: list[Item], metadata: list[tuple[str, str]]) -> bytes:
-    body = {"model": "m", "stream": True, "input": given, "tools": TOOLS, **CODEX}
-    return json.dumps({**body, "client_metadata": dict(metadata)}).encode()
-
-
-async def post(rig: Rig, body: bytes) -> list[Item]:
-    """Events of a call whose stream may be cut."""
+async def post(rig: Rig) -> list[Item]:
+    """Events of the first call, whose stream may be cut."""
+    body = json.dumps({"stream": True, "input": START, "tools": TOOLS, **CODEX})
     data = b""
     url = f"{rig.gateway.address}/e000001/v1/responses"
     with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
@@ -375,22 +377,6 @@ class DyingEngine:
         await self.inner.cancel(request_id)
 
 
-def test_case_08_a_retry_with_its_metadata_in_another_order_is_one_turn() -> None:
-    async def main() -> None:
-        engine: Any = DyingEngine(scripted(lambda text, seed: PARTS), "hmm")
-        metadata = [("session_id", "s"), ("thread_id", "t"), ("turn_id", "u")]
-        async with open_rig({"s0": engine}, hold_max_s=0.2) as rig:
-            cut = await post(rig, body_of(START, metadata))
-            assert not any(event["type"] == "response.output_item.done" for event in cut)
-            whole = await post(rig, body_of(START, metadata[::-1]))
-            assert whole[-1]["type"] == "response.completed"
-            await rig.gateway.close_session("e000001")
-            ends = [(turn.turn, turn.attempt, turn.is_committed) for turn in rig.told]
-            assert ends == [("e000001.t1", 0, False), ("e000001.t1", 1, True)]
-
-    asyncio.run(main())
-
-
 CUTS = {
     "inside the text": "Let me",
     "inside the first call": "echo",
@@ -409,7 +395,7 @@ def test_case_08_a_history_that_keeps_finished_items_goes_on_from_their_tokens(c
 
         engine: Any = DyingEngine(scripted(respond), CUTS[cut])
         async with open_rig({"s0": engine}, hold_max_s=0.2) as rig, rig.client() as client:
-            events = await post(rig, body_of(START, []))
+            events = await post(rig)
             kept = [e["item"] for e in events if e["type"] == "response.output_item.done"]
             given = [*START, *kept, *results(kept)]
             items = items_of(await ask(client, given))
@@ -443,7 +429,7 @@ def test_case_09_a_stream_goes_on_wherever_its_engine_leaves(
         engines: list[Engine] = [plain, cut]  # type: ignore[list-item]
         for engine in engines:
             async with open_rig({"s0": engine}) as rig:
-                told.append(await post(rig, body_of(START, [])))
+                told.append(await post(rig))
         whole, continued = told
         assert len(cut.requests) > 5
         for event in (*whole, *continued):
@@ -452,27 +438,6 @@ def test_case_09_a_stream_goes_on_wherever_its_engine_leaves(
         assert {"reasoning", "message", "function_call", "custom_tool_call"} == {
             item["type"] for item in whole[-1]["response"]["output"]
         }
-
-    asyncio.run(main())
-
-
-async def leave_at(client: httpx.AsyncClient, url: str, event: str) -> None:
-    async with client.stream("POST", url, content=body_of(START, [])) as told:
-        async for line in told.aiter_lines():
-            if line == f"event: {event}":
-                return
-
-
-def test_case_11_a_client_that_leaves_right_after_the_terminal_event_has_its_turn() -> None:
-    """As Codex does it."""
-
-    async def main() -> None:
-        async with open_rig({"s0": scripted(lambda text, seed: PARTS)}) as rig:
-            url = f"{rig.gateway.address}/e000001/v1/responses"
-            async with httpx.AsyncClient(headers={"authorization": "Bearer key-1"}) as client:
-                await leave_at(client, url, "response.completed")
-            await rig.gateway.close_session("e000001")
-            assert [(turn.finish, turn.is_committed) for turn in rig.told] == [("stop", True)]
 
     asyncio.run(main())
 
@@ -502,6 +467,34 @@ def test_case_15_increments_come_as_they_are_sampled_and_the_sdk_puts_them_toget
             assert calls[0].arguments == ODD_CALLS[2][1]
             (custom,) = [item for item in final.output if item.type == "custom_tool_call"]
             assert custom.input == "*** Begin\né"
+
+    asyncio.run(main())
+
+
+def test_case_13_a_count_of_input_tokens_is_the_prompts_length() -> None:
+    async def main() -> None:
+        async with (
+            open_rig({"s0": scripted(lambda text, seed: PARTS)}) as rig,
+            rig.client() as client,
+        ):
+            body: dict[str, Any] = {"model": "m", "instructions": "You act.", "tools": TOOLS}
+            counted = await client.responses.input_tokens.count(input="hi", **body)
+            answer = await client.responses.create(input="hi", **body)
+            again = await client.responses.input_tokens.count(
+                input=results(items_of(answer)), previous_response_id=answer.id, **body
+            )
+            next_one = await client.responses.create(
+                input=results(items_of(answer)), previous_response_id=answer.id, **body
+            )
+            assert answer.usage is not None
+            assert next_one.usage is not None
+            assert counted.input_tokens == answer.usage.input_tokens
+            assert again.input_tokens == next_one.usage.input_tokens
+            with pytest.raises(openai.BadRequestError) as refused:
+                await ask(client, [{"type": "item_reference", "id": "fc_e000001_t9_a0_0"}])
+            assert refused.value.code == "item_not_found"
+            await rig.gateway.close_session("e000001")
+            assert len(rig.told) == 2
 
     asyncio.run(main())
 

@@ -284,6 +284,18 @@ def test_results_between_the_calls_of_one_answer_do_not_divide_it(has_ids: bool)
     ]
 
 
+def test_references_to_the_items_of_an_answer_stand_for_it() -> None:
+    output = streamed(ANSWERS["all"])[-1]["response"]["output"]
+    references = [{"type": "item_reference", "id": item["id"]} for item in output]
+    answer = Message(role=Role.ASSISTANT, reference=NAME)
+    assert parse(references).messages == (answer,)
+    mixed = [{"id": output[0]["id"]}, output[1], {"id": output[2]["id"]}, output[3]]
+    result = {"type": "function_call_output", "call_id": "x", "output": "o"}
+    assert parse([*mixed, result, references[3]]).messages[0] == answer
+    assert len(parse([*mixed, result, references[3]]).messages) == 2
+    assert parse([references[0], *output[1:]]).messages[0].text == "look"
+
+
 def test_answers_one_after_the_other_stay_two() -> None:
     text = {"type": "message", "role": "assistant", "content": "a"}
     thought = {

@@ -20,7 +20,7 @@ from opengyre.gateway.dialects.fields import (
     typed,
 )
 from opengyre.gateway.dialects.responses_answer import AnswerShape, ResponsesAnswer
-from opengyre.gateway.dialects.responses_items import ItemReader
+from opengyre.gateway.dialects.responses_items import ItemReader, name_of, stem_of
 from opengyre.gateway.dialects.responses_tools import ToolTable, read_choice, read_tools
 from opengyre.gateway.request import Message, Refusal, Request, Role, Sampling
 
@@ -57,7 +57,7 @@ _ECHOED = {
 }
 _SEALED = "reasoning.encrypted_content"
 _LOGPROBS = "message.output_text.logprobs"
-_RESPONSE_ID = re.compile(r"resp_(.+)_(t\d+)_(a\d+)")
+_RESPONSE_ID = re.compile(r"resp_(.+_t\d+_a\d+)")
 
 
 class OpenAIResponses:
@@ -92,7 +92,7 @@ class OpenAIResponses:
     ) -> ResponsesAnswer:
         is_sealed = _SEALED in (body.get("include") or ()) or body.get("store") is False
         shape = AnswerShape(
-            stem="_".join(name.rsplit(".", 2)),
+            stem=stem_of(name),
             created_s=created_s,
             echo=_echo(body, request),
             table=read_tools(body.get("tools")),
@@ -160,7 +160,7 @@ def _previous(body: dict[str, Any]) -> str:
             code="previous_response_not_found",
             param="previous_response_id",
         )
-    return ".".join(match.groups()) if match else ""
+    return name_of(match.group(1)) if match else ""
 
 
 def _echo(body: dict[str, Any], request: Request) -> dict[str, Any]:

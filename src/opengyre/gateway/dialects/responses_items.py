@@ -45,6 +45,15 @@ def unseal(sealed: Any) -> str | None:
         return None
 
 
+def stem_of(name: str) -> str:
+    """An attempt's name as ids hold it: `e000123.t7.a0` is `e000123_t7_a0`."""
+    return "_".join(name.rsplit(".", 2))
+
+
+def name_of(stem: str) -> str:
+    return ".".join(stem.rsplit("_", 2))
+
+
 class _Kind(StrEnum):
     REASONING = "reasoning"
     TEXT = "text"
@@ -53,15 +62,19 @@ class _Kind(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class _Turn:
-    """An assistant message while its items come. `owner`: the answer of ours that ids name."""
+    """An assistant message while its items come. `owner`: the stem of the answer of ours that its
+    ids name; `is_reference`: it stands for all of that one."""
 
     owner: str
     last: _Kind
     texts: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    is_reference: bool = False
 
     def message(self) -> Message:
+        if self.is_reference:
+            return Message(role=Role.ASSISTANT, reference=name_of(self.owner))
         return Message(
             role=Role.ASSISTANT,
             text="".join(self.texts),
@@ -98,8 +111,8 @@ class ItemReader:
                 text = _text(item.get("output"), f"{where}.output", unseen=_UNSEEN)
                 call_id = str(item.get("call_id") or "")
                 self._done.append(Message(role=Role.TOOL, text=text, call_id=call_id))
-            case "item_reference" if str(item.get("id")).startswith("rs_"):
-                return
+            case "item_reference":
+                self._refer(item, where)
             case _ if kind not in _WITHOUT_MEANING:
                 raise refused(where, f"{where}: items of type {kind!r} are not supported here")
 
@@ -113,6 +126,14 @@ class ItemReader:
         else:
             self._open = None
             self._done.append(Message(role=role, text=text))
+
+    def _refer(self, item: dict[str, Any], where: str) -> None:
+        """Reasoning may be missing; anything else gives back the answer that it is of."""
+        if str(item.get("id")).startswith("rs_"):
+            return
+        if not _owner(item):
+            raise refused(where, f"{where}: no item {item.get('id')!r} of an answer from here")
+        self._turn(item, _Kind.CALL).is_reference = True
 
     def _call(self, item: dict[str, Any], where: str) -> Call:
         if not isinstance(item.get("name"), str):
