@@ -1,4 +1,4 @@
-"""What recording costs: a request's body from bytes to keys, its delta, and an execution on disk.
+"""What recording costs: a body from bytes to keys, its delta, an execution on disk and back.
 
 Run: `python benchmarks/recording.py`. Times are the best of several, in ms per MB of the body; the
 machine is whatever it is, the ratio to reading the JSON alone is what to compare. Sizes are exact.
@@ -14,12 +14,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
-from harness_bodies import Conversation, turn_record
+from harness_bodies import NUM_SAMPLED, Conversation, turn_record
+from msgspec.structs import replace
+from tokenizers import Tokenizer
 
 from opengyre.gateway.body import body_delta, decode_object, restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.history import history_keys
+from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.restoring import restore_session
+from opengyre.gateway.sessions import Session
+from opengyre.seams.records import TokenRecord
 from opengyre.store.segments import SegmentWriter
+
+MODEL = Path(__file__).parents[1] / "examples" / "quickstart" / "model"
 
 NUM_TURNS = 300
 NUM_TOKENS = 700_000
@@ -41,6 +49,10 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for shape in conversation.shapes:
         print(size_row(conversation, shape))
+    print("\n| a session restored | turns | body MB | prompt tokens | s |")
+    print("|---|---|---|---|---|")
+    for n in SIZES[1:]:
+        print(restoring_row(conversation, n))
 
 
 def reading_row(conversation: Conversation, shape: str, n: int) -> str:
@@ -94,6 +106,29 @@ def size_row(conversation: Conversation, shape: str) -> str:
         num_disk = sum(one.stat().st_size for one in Path(folder).iterdir())
     sizes = (num_bodies, num_deltas, num_disk - num_deltas, num_disk)
     return f"| {shape} | " + " | ".join(f"{size / 1e6:.2f}" for size in sizes) + " |"
+
+
+def restoring_row(conversation: Conversation, num_turns: int) -> str:
+    """As after a gateway's death; answers are text of the usual length."""
+    renderer, parent, num_kept = load_renderer(MODEL), b"", 0
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    records: list[TokenRecord] = []
+    for n in range(1, num_turns + 1):
+        body = conversation.chat(n)
+        num_new = max(1, len(body) - len(parent)) // CHARS_PER_TOKEN
+        delta = body_delta(body, parent)
+        record = turn_record(n, num_kept=num_kept, num_new=num_new, delta=delta)
+        ids = tokenizer.encode(conversation.task, add_special_tokens=False).ids[:NUM_SAMPLED]
+        records.append(replace(record, completion_ids=ids))
+        num_kept += num_new + NUM_SAMPLED
+        parent = body
+
+    def restore() -> None:
+        session = Session(execution="e000001", renderer=renderer, max_context_tokens=2**31)
+        assert not restore_session(session, records)
+
+    took_s = best_s(restore)
+    return f"| chat | {num_turns} | {len(parent) / 1e6:.2f} | {num_kept} | {took_s:.2f} |"
 
 
 if __name__ == "__main__":
