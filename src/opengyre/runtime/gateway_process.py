@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from opengyre.config.harness_profile import load_profile
 from opengyre.config.load import parse_resolved
 from opengyre.config.root import RunConfig
 from opengyre.gateway.continuation import Continued
@@ -21,6 +22,7 @@ from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings, Sa
 from opengyre.gateway.rendering import load_renderer
 from opengyre.runtime import messages as m
 from opengyre.runtime.child import Child, run_child
+from opengyre.runtime.label_rules import label_rules
 from opengyre.runtime.durable import recover, untold
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import TokenRecord, TurnRecord
@@ -207,6 +209,7 @@ def gateway_settings(config: RunConfig) -> GatewaySettings:
             top_k=sampling.top_k,
             max_new_tokens=sampling.max_new_tokens,
         ),
+        labels=label_rules(load_profile(config.harness.profile)),
     )
 
 
