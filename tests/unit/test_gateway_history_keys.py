@@ -40,6 +40,7 @@ def key(arguments: str, call_id: str = "") -> bytes:
         ('{"n": -0.0}', '{"n": 0}'),
         ('{"n": 1e20}', '{"n": 100000000000000000000}'),
         (r'{"s": "\u00e9\n"}', '{"s": "é\\n"}'),
+        (r'{"s": "half \ud83d"}', '{"s": "half \ufffd"}'),
         ("", "{}"),
     ],
 )
@@ -67,7 +68,7 @@ def test_arguments_of_different_values_give_different_keys(one: str, other: str)
     assert not is_same_call(call(one), call(other))
 
 
-@pytest.mark.parametrize("text", [r'{"a": "\ud800"}', "[" * 50_000, "1" * 6_000, "\x00", "{"])
+@pytest.mark.parametrize("text", ["[" * 50_000, "1" * 6_000, "\x00", "{"])
 def test_arguments_that_are_no_strict_json_are_equal_to_themselves(text: str) -> None:
     assert key(text) == key(text) != key(text + " ")
 

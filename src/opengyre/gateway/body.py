@@ -52,11 +52,15 @@ def decode_object(body: bytes) -> dict[str, Any]:
     return value
 
 
+def mended(json: bytes) -> bytes:
+    """Every escaped half of a surrogate pair as U+FFFD, as a JavaScript program would write it."""
+    return _PAIR_OR_LONE.sub(lambda m: rb"\ufffd" if m.group(3) else m.group(0), json)
+
+
 def _decode_mended(body: bytes, cause: Exception) -> Any:
-    mended = _PAIR_OR_LONE.sub(lambda m: rb"\ufffd" if m.group(3) else m.group(0), body)
     try:
-        if mended != body:
-            return msgspec.json.decode(mended)
+        if (whole := mended(body)) != body:
+            return msgspec.json.decode(whole)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         cause = error
     reason = "nested too deeply" if isinstance(cause, RecursionError) else str(cause)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from opengyre.gateway.body import canonical, digest
+from opengyre.gateway.body import canonical, digest, mended
 from opengyre.gateway.request import Call, Message, Tool
 
 _HISTORY_FIELDS = {"messages", "input", "system", "instructions", "tools"}
@@ -59,8 +59,9 @@ def is_same_reasoning(sent_back: str | None, known: str | None) -> bool:
 
 def _call_value(call: Call) -> tuple[str, str, Any]:
     """Its name and the canonical JSON of its arguments; these as they are if not JSON."""
+    arguments = call.arguments or "{}"
     try:
-        value = _arguments.decode(call.arguments or "{}")
+        value = _arguments.decode(mended(arguments.encode()) if "\\u" in arguments else arguments)
         return call.name, "json", msgspec.Raw(canonical(value))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return call.name, "text", call.arguments

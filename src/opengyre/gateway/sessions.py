@@ -154,7 +154,7 @@ class Session:
         num_kept = _num_kept(parent, prompt_ids, is_extended=reason is ForkReason.NONE)
         parent = _holder(parent, num_kept)
         forced_ids = self.forced(request)
-        prompt_ids = prompt_ids + forced_ids
+        prompt_ids += forced_ids
         self._check_room(len(prompt_ids))
         return Place(
             parent=parent,
@@ -310,16 +310,28 @@ class Session:
             return None, ForkReason.REWRITTEN_TURN
         if not new_messages:
             return None, ForkReason.NO_BRIDGE
-        before = full_ids(node)
-        split = len(before) - len(node.completion)
-        extended = self.renderer.extend(
-            before[:split],
-            before[split:],
-            new_messages,
-            tools=request.offered_tools,
-            calls=node.message.calls,
+        ids, sampled = full_ids(node), node.completion.tolist()
+        del ids[len(ids) - len(sampled) :]
+        calls = node.message.calls
+        return self._bridged(ids, sampled, new_messages, request, calls), ForkReason.NO_BRIDGE
+
+    def _bridged(
+        self,
+        prompt_ids: list[int],
+        sampled_ids: list[int],
+        new_messages: Sequence[Message],
+        request: Request,
+        calls: Sequence[Call],
+    ) -> list[int] | None:
+        """`prompt_ids`, made longer by the answer and what comes after it."""
+        following = self.renderer.extension(
+            prompt_ids, sampled_ids, new_messages, tools=request.offered_tools, calls=calls
         )
-        return extended, ForkReason.NO_BRIDGE
+        if following is None:
+            return None
+        prompt_ids += sampled_ids
+        prompt_ids += following
+        return prompt_ids
 
     def _resumed(
         self, sent: Message, new_messages: Sequence[Message], request: Request, key: bytes
@@ -332,12 +344,8 @@ class Session:
             seen_ids = self._seen_ids(cut, sent) if place.history_key == key else []
             if seen_ids and not new_messages:
                 return place.parent, place.prompt_ids + seen_ids
-            extended = seen_ids and self.renderer.extend(
-                place.prompt_ids,
-                seen_ids,
-                new_messages,
-                tools=request.offered_tools,
-                calls=sent.calls,
+            extended = seen_ids and self._bridged(
+                list(place.prompt_ids), seen_ids, new_messages, request, sent.calls
             )
             if extended:
                 return place.parent, extended
