@@ -22,8 +22,8 @@ from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings, Sa
 from opengyre.gateway.rendering import load_renderer
 from opengyre.runtime import messages as m
 from opengyre.runtime.child import Child, run_child
-from opengyre.runtime.label_rules import label_rules
 from opengyre.runtime.durable import recover, untold
+from opengyre.runtime.label_rules import label_rules
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import TokenRecord, TurnRecord
 from opengyre.store.segments import SegmentWriter
