@@ -231,6 +231,20 @@ def test_results_keep_the_clients_order_and_text_comes_after_them() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["image", "document"])
+def test_what_a_tool_brought_and_the_model_cannot_see_becomes_a_note(kind: str) -> None:
+    block = {"type": kind, "source": {"type": "base64", "data": "AAAA"}}
+    text = {"type": "text", "text": "page 1"}
+    inside = {"type": "tool_result", "tool_use_id": "c", "content": [text, block]}
+    note = f"[{'an' if kind == 'image' else 'a'} {kind}, which this model cannot see]"
+    assert one([inside]) == [Message(role=Role.TOOL, call_id="c", text=f"page 1\n{note}")]
+    assert one([{**inside, "content": "read"}, block]) == [
+        Message(role=Role.TOOL, call_id="c", text="read"),
+        Message(role=Role.USER, text=note),
+    ]
+    assert refused(messages=[{"role": "user", "content": [text, block]}]).param
+
+
 def test_blocks_stand_on_lines_of_their_own_without_added_blank_lines() -> None:
     parts = ["<reminder>\n", "do", "it", "\nnow"]
     assert one([{"type": "text", "text": part} for part in parts])[0].text == (
@@ -262,11 +276,6 @@ def test_the_system_role_is_allowed_anywhere_and_the_billing_block_nowhere() -> 
         ("user", {"type": "image", "source": {}}, "'image'"),
         ("user", {"type": "document", "source": {}}, "'document'"),
         ("assistant", {"type": "server_tool_use", "id": "s"}, "'server_tool_use'"),
-        (
-            "user",
-            {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image"}]},
-            "image",
-        ),
         ("user", {"type": "tool_result", "content": "x"}, "tool_use_id"),
         ("assistant", {"type": "tool_use", "input": {}}, "needs an id and a name"),
         ("user", {"type": "text", "text": 5}, "text must be a string"),

@@ -117,6 +117,9 @@ MINIMAL: dict[str, dict[str, Any]] = {
 }
 
 
+IN_RESULTS = {"text", "tool_reference", "image", "document"}
+
+
 def block_types() -> set[str]:
     """Of both unions of the official SDK."""
     members = {*get_args(ContentBlockParam), *get_args(BetaContentBlockParam)}
@@ -143,7 +146,9 @@ def test_every_block_of_the_official_sdk_is_read_or_refused_by_its_name() -> Non
     assert len(block_types()) > 10
     for kind in block_types() | read | documented("refused", title):
         found = refusals({"type": kind, **MINIMAL.get(kind, {})})
-        assert (None in found) is (kind in read), kind
+        *in_messages, in_result = found
+        assert (None in in_messages) is (kind in read), kind
+        assert (in_result is None) is (kind in IN_RESULTS), kind
         assert all(repr(kind) in refusal.message for refusal in found if refusal)
 
 

@@ -2,13 +2,13 @@
 
 Must not know: requests, events. Invariants: the same conversation gives equal messages however it
 is written (string or one block, moved `cache_control`, key order, null/""/absent); a block that
-cannot be shown to the model is refused by its name.
+cannot be shown to the model is refused by its name, or a note if a tool brought it.
 """
 
 import binascii
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -22,7 +22,12 @@ Block = tuple[str, dict[str, Any]]
 
 UNPARSED = "__unparsedToolInput"
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
+_UNSEEN = {
+    "image": "[an image, which this model cannot see]",
+    "document": "[a document, which this model cannot see]",
+}
 _BILLING = "x-anthropic-billing-header:"
+_NOTHING: Mapping[str, str] = {}
 _MARK = b"gyre1"
 _MAX_RATIO = 8
 _canonical = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
@@ -149,10 +154,11 @@ def _assistant(blocks: list[Block]) -> Message:
 
 
 def _user(blocks: list[Block]) -> list[Message]:
-    """Results in the client's order, then what else was said."""
+    """Results in the client's order, then what else was said: a tool brought its images."""
     results = [block for block in blocks if block[1]["type"] == "tool_result"]
     found = [_result(block, where) for where, block in results]
-    text = _text(block for block in blocks if block[1]["type"] != "tool_result")
+    others = (block for block in blocks if block[1]["type"] != "tool_result")
+    text = _text(others, unseen=_UNSEEN if results else _NOTHING)
     if text or not found:
         found.append(Message(role=Role.USER, text=text))
     return found
@@ -162,17 +168,17 @@ def _result(block: dict[str, Any], where: str) -> Message:
     call_id = _string(block, "tool_use_id", where)
     if not call_id:
         raise refused(where, f"{where} needs a tool_use_id")
-    text = _text(_blocks(block.get("content"), f"{where}.content"))
+    text = _text(_blocks(block.get("content"), f"{where}.content"), unseen=_UNSEEN)
     if not text and block.get("is_error") is True:
         text = "error"
     return Message(role=Role.TOOL, text=text, call_id=call_id)
 
 
-def _text(blocks: Iterable[Block]) -> str:
-    """Blocks as one text, each on a line of its own."""
+def _text(blocks: Iterable[Block], *, unseen: Mapping[str, str] = _NOTHING) -> str:
+    """Blocks as one text, each on a line of its own. `unseen`: notes that stand for block types."""
     joined = ""
     for where, block in blocks:
-        part = _shown(block, where)
+        part = unseen.get(block["type"]) or _shown(block, where)
         is_apart = joined.endswith("\n") or part.startswith("\n")
         joined += part if is_apart or not joined or not part else "\n" + part
     return joined
