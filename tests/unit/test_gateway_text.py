@@ -24,7 +24,9 @@ from opengyre.gateway.request import (
     CallPiece,
     CallStart,
     Ending,
+    Message,
     ReasoningPiece,
+    Role,
     TextPiece,
 )
 from opengyre.gateway.visible import VisibleText
@@ -258,3 +260,31 @@ def test_nothing_is_read_after_a_stop_string() -> None:
     assert one.is_ended_early
     assert one.ending(is_cut=False) is Ending.STOP_STRING
     assert one.message().text == "abc"
+
+
+class Watched(Sequence[int]):
+    """Tells how far back it was read."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = ids
+        self.first_read = len(ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, at: Any) -> Any:
+        first = at.start if isinstance(at, slice) else at
+        self.first_read = min(self.first_read, first % len(self._ids))
+        return self._ids[at]
+
+
+def test_extending_a_prompt_reads_no_further_back_than_its_last_turn() -> None:
+    turn = ids_of("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    prompt = Watched(turn * 1000)
+    answer = ids_of("Yes.<|im_end|>")
+    added = RENDERER.extension(prompt, answer, [Message(role=Role.USER, text="And?")])
+    assert added is not None
+    assert TOKENIZER.decode(added, skip_special_tokens=False) == (
+        "\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert prompt.first_read == len(prompt) - len(ids_of("<|im_end|>\n<|im_start|>assistant\n"))
