@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from opengyre.gateway.body import body_delta, decode_object, digest
+from opengyre.gateway.body import body_delta, decode_object
 from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.rendering import load_renderer
 from opengyre.gateway.request import Answer, Message, Refusal, Role, Usage
@@ -116,7 +116,6 @@ class World:
             request=request,
             raw=raw,
             body=raw_body,
-            key=digest(raw),
             protocol=speaker.name,
             role="side" if len(raw_body) % 3 == 0 else "main",
         )
@@ -223,7 +222,6 @@ def placed(session: Session, text: str) -> Attempt:
         request=DIALECTS["openai-chat"].parse(raw),
         raw=raw,
         body=body,
-        key=digest(raw),
         protocol="openai-chat",
     )
     return session.admit(incoming, session.place(incoming))
