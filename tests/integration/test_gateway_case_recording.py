@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from cases_rig import (
@@ -92,6 +93,43 @@ def test_case_02_over_20_odd_turns_each_prompt_begins_with_all_before(
             assert account.trained == account.sampled
 
     asyncio.run(main())
+
+
+AS_PROGRAMS_ASK = {
+    "openai-chat": {"max_tokens": 8000},
+    "openai-responses": {"reasoning": {"summary": "auto"}, "parallel_tool_calls": True},
+    "anthropic": {"thinking": {"type": "adaptive", "display": "omitted"}},
+}
+
+
+@EACH_PROTOCOL
+@pytest.mark.parametrize("has_reasoning", [True, False])
+def test_case_02_the_settings_of_the_programs_and_dropped_reasoning_keep_the_branch(
+    speaker: Speaker, has_reasoning: bool
+) -> None:
+    """Claude Code asks not to be shown thinking and sends back its signature, Codex asks for a
+    summary; others send no reasoning back at all."""
+
+    async def main() -> None:
+        async with open_case({"s0": witness(odd_answer)}) as case:
+            one = case.harness(speaker, extra=AS_PROGRAMS_ASK[speaker.name])
+            for _ in range(10):
+                reply = await one.ask(stream=True)
+                form = speaker.as_harness(reply.sent_back)
+                form = form if has_reasoning else without_reasoning(form)
+                one.keep(reply, form, *("r" for _ in reply.calls))
+            await case.close()
+            assert [turn.fork_reason for turn in case.rig.told] == [""] * 10
+            (path,), _ = case.paths()
+            assert len(path.turns) == 10
+
+    asyncio.run(main())
+
+
+def without_reasoning(form: Any) -> Any:
+    if isinstance(form, dict):
+        return {key: value for key, value in form.items() if key != "reasoning_content"}
+    return [part for part in form if part["type"] not in ("reasoning", "thinking")]
 
 
 @EACH_PROTOCOL
