@@ -109,16 +109,7 @@ class Scene:
         proxy = self.proxy(stage.gateway.address)
         async with proxy.listening() as address:
             played = await play(stage, task, address=address)
-        reader = SegmentReader(stage.work / "tokens")
-        return Outcome(
-            played=played,
-            turns=list(stage.turns),
-            records=[reader.read(turn.ref) for turn in stage.turns],
-            served=log.served,
-            struck=log.struck,
-            seen=proxy.seen,
-            files=files_in(played.folder / "workspace"),
-        )
+        return outcome_of(stage, played, log=log, proxy=proxy)
 
     def _engines(self, log: Log) -> dict[str, StruckEngine]:
         tokenizer = byte_tokenizer()
@@ -211,6 +202,20 @@ class Outcome:
             prompt = self.prompt_of(record)
             assert prompt[: len(before)] == before, record.header.fork_reason
             before = prompt + record.completion_ids
+
+
+def outcome_of(stage: Stage, played: Played, *, log: Log, proxy: WireProxy) -> Outcome:
+    """Read what is there now; the stage's folders go with it."""
+    reader = SegmentReader(stage.work / "tokens")
+    return Outcome(
+        played=played,
+        turns=list(stage.turns),
+        records=[reader.read(turn.ref) for turn in stage.turns],
+        served=log.served,
+        struck=log.struck,
+        seen=proxy.seen,
+        files=files_in(played.folder / "workspace"),
+    )
 
 
 def files_in(folder: Path) -> dict[str, str]:
