@@ -17,7 +17,8 @@ from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.rendering import load_renderer
 from opengyre.gateway.request import Answer, Message, Refusal, Role, Usage
 from opengyre.gateway.restoring import restore_session
-from opengyre.gateway.sessions import Attempt, Incoming, Place, Session
+from opengyre.gateway.sessions import Session
+from opengyre.gateway.turns import Attempt, Incoming, Place
 from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
 
 RENDERER = load_renderer(MODEL)
@@ -84,6 +85,7 @@ def what_is_told(place: Place) -> tuple[Any, ...]:
         place.num_kept,
         place.forced_ids,
         place.history_key,
+        place.call_key,
         place.delta,
     )
 
@@ -104,23 +106,19 @@ class World:
         assert restore_session(self.mortal, self.records) == []
 
     def ask(self, speaker: Speaker, body: Json, answer: str, num_seen: int | None) -> Any:
-        """The answer as its client got it; None if it left after `num_seen` ids, or was refused."""
+        """The answer as its client got it, who left after `num_seen` ids; None if refused."""
         raw_body = json.dumps(body).encode()
         raw = decode_object(raw_body)
         dialect = DIALECTS[speaker.name]
-        try:
-            request = dialect.parse(raw)
-        except Refusal:
-            return None
-        incoming = Incoming(
-            request=request,
-            raw=raw,
-            body=raw_body,
-            protocol=speaker.name,
-            role="side" if len(raw_body) % 3 == 0 else "main",
-        )
         sessions = (self.living, self.mortal)
         try:
+            incoming = Incoming(
+                request=dialect.parse(raw),
+                raw=raw,
+                body=raw_body,
+                protocol=speaker.name,
+                role="side" if len(raw_body) % 3 == 0 else "main",
+            )
             places = [one.place(incoming) for one in sessions]
         except Refusal:
             return None
@@ -128,19 +126,15 @@ class World:
         attempts = [one.admit(incoming, place) for one, place in zip(sessions, places, strict=True)]
         assert attempts[1].name == attempts[0].name
         ids = list(TOKENIZER.encode(answer + "<|im_end|>", add_special_tokens=False).ids)
+        answered = self._end(attempts, ids[:num_seen], is_committed=num_seen is None)
         if num_seen is not None:
-            return self._leave(attempts, ids[:num_seen], speaker, body)
-        return self._answer(
-            attempts, ids, speaker, dialect.form(raw, request, name=attempts[0].name, created_s=0)
-        )
+            self.abandoned.append((speaker, body))
+        form = dialect.form(raw, incoming.request, name=attempts[0].name, created_s=0)
+        whole = json.loads(form.whole(answered))
+        self.last_id = str(whole["id"]) if num_seen is None else ""
+        return speaker.whole(whole)
 
-    def _leave(self, attempts: list[Attempt], ids: list[int], speaker: Speaker, body: Json) -> None:
-        for one, attempt in zip((self.living, self.mortal), attempts, strict=True):
-            one.abandon(attempt, ids)
-        self.records.append(record_of(attempts[0], ids, is_committed=False))
-        self.abandoned.append((speaker, body))
-
-    def _answer(self, attempts: list[Attempt], ids: list[int], speaker: Speaker, form: Any) -> Any:
+    def _end(self, attempts: list[Attempt], ids: list[int], *, is_committed: bool) -> Answer:
         parser = self.living.parser(attempts[0])
         num_fed = 0
         for token in ids:
@@ -149,14 +143,15 @@ class World:
             parser.feed(token)
             num_fed += 1
         parser.finish()
-        message = parser.message()
-        self.records.append(record_of(attempts[0], ids[:num_fed], is_committed=True))
+        message, sampled = parser.message(), ids[:num_fed]
+        self.records.append(record_of(attempts[0], sampled, is_committed=is_committed))
         for one, attempt in zip((self.living, self.mortal), attempts, strict=True):
-            one.commit(attempt, completion_ids=ids[:num_fed], message=message)
+            if is_committed:
+                one.commit(attempt, completion_ids=sampled, message=message)
+            else:
+                one.abandon(attempt, sampled)
         usage = Usage(num_prompt_tokens=9, num_completion_tokens=num_fed)
-        whole = form.whole(Answer(message=message, ending=parser.ending(is_cut=False), usage=usage))
-        self.last_id = str(json.loads(whole)["id"])
-        return speaker.whole(json.loads(whole))
+        return Answer(message=message, ending=parser.ending(is_cut=False), usage=usage)
 
 
 def go_on(history: list[Entry], reply: Any, speaker: Speaker, *, is_verbatim: bool) -> list[Entry]:
@@ -194,12 +189,12 @@ class Course:
     def _ask(self, speaker: Speaker, history: list[Entry], previous: str = "") -> None:
         is_named = speaker.name == "openai-responses" and previous and self._of([True, False])
         sent = history[-1:] if is_named else history
-        body = speaker.body(sent, stream=False, tools=self._of([(), (BASH,), (BASH,)]))
+        body = speaker.body(sent, stream=False, tools=self._of([(BASH,)] * 5 + [()]))
         if speaker.name == "openai-chat":
             body |= self._of(EXTRAS)
         if is_named:
             body |= {"previous_response_id": previous, **self._of([{}, {"instructions": "New."}])}
-        num_seen = self._of([None, None, None, 0, 3, 9, 60])
+        num_seen = self._of([None] * 5 + [0, 3, 25, 40, 60])
         reply = self.world.ask(speaker, body, self._of(ANSWERS), num_seen)
         if reply is not None:
             longer = go_on(history, reply, speaker, is_verbatim=self._of([True, False]))
