@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from opengyre.cli.main import app
 from opengyre.control import facts as f
 from opengyre.runtime.run import Run
-from opengyre.store.observations import GatewayLost, TurnRecorded
+from opengyre.store.observations import GatewayLost, LaunchRecorded, TurnRecorded
 from opengyre.store.run_folder import open_run_folder
 from opengyre.views.verify import verify_run
 
@@ -102,3 +102,35 @@ def test_a_gateway_that_dies_again_and_again_ends_the_run_with_a_reason(
     assert killed.end.exit_code == 1
     assert "gateway0: died 4 times within 300 s" in killed.end.reason
     assert killed.all(GatewayLost)[-1].gone_s is None
+
+
+IMPATIENT = (
+    "{python}, -I, -S, {gyre_agent}, --instruction-file, {instruction_file}, --max-retries, 0, "
+    "--max-output-tokens, 24, --context-tokens, 560"
+)
+
+
+def test_a_program_that_does_not_survive_the_death_of_its_gateway_is_launched_again(
+    tmp_path: Path, trails: Path
+) -> None:
+    async def kill_once(run: Run) -> None:
+        await kill_and_go_on(run, "gateway0", num_tokens=1)
+
+    command = ", ".join(f"'{word}'" for word in IMPATIENT.split(", "))
+    killed = drive(
+        tmp_path,
+        trails,
+        *SHORT,
+        'harness.profile="command"',
+        f"harness.command=[{command}]",
+        watch=kill_once,
+    )
+    assert killed.end.exit_code == 0, killed.end.reason
+    launches = Counter(one.execution for one in killed.all(LaunchRecorded))
+    (lost,) = killed.all(GatewayLost)
+    again = {execution for execution, num in launches.items() if num == 2}
+    assert again
+    assert again <= set(lost.executions)
+    assert set(killed.outcomes().values()) == {f.Outcome.COMPLETED}
+    assert max(Counter(turns_of(killed)).values()) == 1
+    assert_promises_are_kept(killed)

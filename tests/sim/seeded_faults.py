@@ -119,14 +119,15 @@ def _draw_in_training(rng: Random, engines: tuple[str, ...]) -> Fault:
 
 
 def draw_gateway_deaths(rng: Random) -> tuple[Fault, ...]:
-    """At times one, at times two close to each other; fewer than end a run."""
+    """At times one, at times two close to each other; fewer than end a run. Now and then one
+    hangs for longer than anyone waits."""
     return tuple(
         Fault(
             event=rng.choice(GATEWAY),
             number=rng.choice([1, 2, 3, 5, 8, 13, 21]),
-            harm=Harm.KILL_GATEWAY,
+            harm=rng.choice([Harm.KILL_GATEWAY] * 9 + [Harm.STOP_GATEWAY]),
             engine="",
-            lasts_s=0.0,
+            lasts_s=rng.choice(LONG_S),
             delay_s=rng.choice([0.0, 0.0, 0.0005, 0.01, 0.3]),
         )
         for _ in range(rng.choice([0, 0, 1, 2]))
@@ -149,8 +150,8 @@ def _draw_at_publication(rng: Random, engines: tuple[str, ...]) -> Fault:
 
 
 class Fate:
-    """Watches a world's events and does its faults. `deaths` are where a gateway listened that was
-    killed, and when."""
+    """Watches a world's events and does its faults. `deaths` are where a process listened that
+    was killed, and when."""
 
     def __init__(
         self, loop: WorldLoop, faults: tuple[Fault, ...], engines: tuple[str, ...]
@@ -220,7 +221,7 @@ class Fate:
                 self.load_factor = 300.0
                 loop.in_world(60.0, self._load_well)
             case Harm.KILL_GATEWAY:
-                self._kill_gateway(gateway.host)
+                loop.kill_host(gateway.host)
             case Harm.CRASH | Harm.POWER_LOSS:
                 self.ending = fault.harm
                 self._crash(is_everything=fault.harm is Harm.POWER_LOSS)
@@ -233,14 +234,11 @@ class Fate:
         names = [name for name in sorted(children) if name.startswith("gateway")]
         return children[names[number % len(names)]]
 
-    def _places(self, host: Host) -> list[str]:
-        """Where it listens."""
+    def see_kill(self, host: Host) -> None:
+        """Where it listened is where calls were cut."""
         listeners = self._loop.net.listeners
-        return [place for place, server in listeners.items() if server.host is host]
-
-    def _kill_gateway(self, host: Host) -> None:
-        self.deaths += [(place, self._loop.time()) for place in self._places(host)]
-        self._loop.kill_host(host)
+        places = [place for place, server in listeners.items() if server.host is host]
+        self.deaths += [(place, self._loop.time()) for place in places]
 
     def _load_well(self) -> None:
         self.load_factor = 1.0

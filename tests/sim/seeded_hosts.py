@@ -112,6 +112,7 @@ class WorldLoop(SeededLoop):
         self.delay_s: Callable[[str], float] = lambda what: 0.0
         self.on_work: Callable[[str, functools.partial[Any]], None] = lambda name, call: None
         self.before_work: Callable[[str], None] = lambda name: None
+        self.on_kill: Callable[[Host], None] = lambda host: None
         self.net = Net(self, delay_s=lambda name: self.delay_s("wire"))
         self.programs: dict[str, Program] = {}
         self.children: dict[str, ChildProcess] = {}
@@ -136,6 +137,7 @@ class WorldLoop(SeededLoop):
         """kill -9: it runs nothing more, its connections end."""
         if host.is_dead:
             return
+        self.on_kill(host)
         host.is_dead = True
         host.is_stopped = False
         self._parked += host.waiting

@@ -175,6 +175,7 @@ class SeededWorld:
         faults = draw_faults(self.rng, engines, num_most=self.weather.num_faults)
         faults += draw_gateway_deaths(beside)
         self.fate = Fate(self.loop, faults if self.weather.num_faults else (), engines)
+        self.loop.on_kill = self.fate.see_kill
         self.on_row: list[Callable[[Row], None]] = []
 
     # ---- what is checked

@@ -46,7 +46,8 @@ class HeldTime:
 @dataclass(slots=True)
 class Execution:
     """`group` is None for an eval execution. `turns` are those of the present launch, after the
-    `first_turn` turns of earlier ones; `told` are (turn, attempt) of all launches."""
+    `first_turn` turns of earlier ones; `told` are (turn, attempt) of all launches. `is_cut`: its
+    gateway died and no turn of it came since."""
 
     execution: str
     task: Task
@@ -58,6 +59,7 @@ class Execution:
     told: set[tuple[str, int]] = field(default_factory=set)
     first_turn: int = 0
     last_turn: int = 0
+    is_cut: bool = False
     held: HeldTime = field(default_factory=HeldTime)
     reward: float | None = None
     has_verdict: bool = False
@@ -109,6 +111,7 @@ class Book:
         if (turn.turn, turn.attempt) in one.told:
             return False
         one.told.add((turn.turn, turn.attempt))
+        one.is_cut = False
         number = turn_number(turn.turn)
         one.last_turn = max(one.last_turn, number)
         if number > one.first_turn:
@@ -119,6 +122,7 @@ class Book:
         """Turn numbers go on; what an earlier launch told is dropped."""
         one.num_launches += 1
         one.first_turn = one.last_turn
+        one.is_cut = False
         one.turns.clear()
 
     def rewards_of(self, group: str) -> list[tuple[str, float | None]]:

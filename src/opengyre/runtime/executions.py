@@ -101,7 +101,6 @@ class Executions:
     async def _play(self, one: Execution) -> None:
         folder = self._parts.folder / one.execution
         outcome, result = await self._launches(one, folder)
-        await self._end_session(one)
         del self._stops[one.execution], self.engine_by_execution[one.execution]
         self._inbox.tell(ExecutionClosed(execution=ExecutionId(one.execution), outcome=outcome))
         self._results.tell_end(one, result)
@@ -125,11 +124,12 @@ class Executions:
             self._book.begin_launch(one)
             self._results.tell_launch(one)
             result = await self._launch_once(one, folder)
+            await self._end_session(one)
+            result = _without_our_fault(one, result)
             is_over = self._stops[one.execution].is_set()
             if not result.is_our_fault or is_over or one.num_launches >= self._parts.max_launches:
                 return outcome_of(result), result
             log.warning("%s is launched again: %s", one.execution, result.reason)
-            await self._end_session(one)
 
     async def _launch_once(self, one: Execution, folder: Path) -> LaunchResult:
         key = secrets.token_urlsafe(24)
@@ -207,6 +207,15 @@ class Executions:
 
 def _held_s(one: Execution) -> float:
     return one.held.total_s(asyncio.get_running_loop().time())
+
+
+def _without_our_fault(one: Execution, result: LaunchResult) -> LaunchResult:
+    """A program that failed and never called again after its gateway died was lost through us."""
+    has_failed = result.ending is Ending.SIGNALLED or result.exit_code not in (None, 0)
+    if not (one.is_cut and has_failed):
+        return result
+    reason = f"its gateway died, then it: {result.reason}"
+    return replace(result, ending=Ending.LOST, exit_code=None, signal=None, reason=reason)
 
 
 def outcome_of(result: LaunchResult) -> Outcome:

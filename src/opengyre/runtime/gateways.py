@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 MODULE = "opengyre.runtime.gateway_process"
 MAX_DEATHS = 3
 DEATHS_WITHIN_S = 300.0
-ANSWER_S = 90.0
+ANSWER_S = 30.0
+CLOSE_ANSWER_S = 90.0
 BACK_WITHIN_S = 600.0
 LINK_RETRY_S = 1.0
 LINK_PATIENCE_S = 60.0
@@ -172,7 +173,8 @@ class Gateways:
         if one is None:
             return
         try:
-            while await self._ask(one, m.CloseSession(execution=execution)) is None:
+            message = m.CloseSession(execution=execution)
+            while await self._ask(one, message, within_s=CLOSE_ANSWER_S) is None:
                 await _until_up(one)
         finally:
             self._forget(execution)
@@ -198,7 +200,7 @@ class Gateways:
         if one.begun == incarnation:
             self._go_down(one)
             for execution in one.sessions:
-                self._hold(execution, HeldBy.REQUEST, is_held=False)
+                self._book.executions[execution].held.set(HeldBy.REQUEST, False, _now_s())
             tasks.create_task(self._revive(one, reason))
 
     async def _revive(self, one: _Gateway, reason: str) -> None:
@@ -222,8 +224,7 @@ class Gateways:
             raise
         gone_s = _now_s() - one.down_since_s
         self._observe(msgspec.structs.replace(lost, gone_s=gone_s))
-        for execution in one.sessions:
-            self._hold(execution, HeldBy.DEATH, is_held=False)
+        self._hold_all(one, is_held=False)
         routes = [(execution, told.engine) for execution, told in one.sessions.items()]
         async with asyncio.TaskGroup() as links:
             links.create_task(self._ask(one, m.SetRoutes(routes=routes)))
@@ -293,12 +294,15 @@ class Gateways:
             return
         one.is_up.clear()
         one.down_since_s = _now_s()
-        for execution in one.sessions:
-            self._hold(execution, HeldBy.DEATH, is_held=True)
+        self._hold_all(one, is_held=True)
         self._processes.fence(one.name, one.life)
 
-    def _hold(self, execution: str, cause: HeldBy, *, is_held: bool) -> None:
-        self._book.executions[execution].held.set(cause, is_held, _now_s())
+    def _hold_all(self, one: _Gateway, *, is_held: bool) -> None:
+        """Held by the death of their gateway, from now on or no longer; either way, cut by it."""
+        for execution in one.sessions:
+            found = self._book.executions[execution]
+            found.held.set(HeldBy.DEATH, is_held, _now_s())
+            found.is_cut = True
 
     # ---- calls
 
@@ -317,7 +321,7 @@ class Gateways:
             return error
         return None
 
-    async def _ask(self, one: _Gateway, message: m.Message) -> Any:
+    async def _ask(self, one: _Gateway, message: m.Message, *, within_s: float = ANSWER_S) -> Any:
         """Its answer; None if it is down, or died before it gave one, or gave none in time.
 
         Raises BoundaryError if a living one refuses.
@@ -326,10 +330,10 @@ class Gateways:
         if not one.is_up.is_set():
             return None
         try:
-            async with asyncio.timeout(ANSWER_S):
-                return await self._processes.call(one.name, message, timeout_s=2 * ANSWER_S)
+            async with asyncio.timeout(within_s):
+                return await self._processes.call(one.name, message, timeout_s=2 * within_s)
         except TimeoutError:
-            log.warning("%s gave no answer in %g s and is ended", one.name, ANSWER_S)
+            log.warning("%s gave no answer in %g s and is ended", one.name, within_s)
         except BoundaryError:
             if one.life == life and self._processes.is_alive(one.name):
                 raise
