@@ -4,6 +4,7 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -226,6 +227,13 @@ def test_no_ids_break_a_parser_and_all_it_gives_adds_up(name: str, data: st.Data
     ids = [token for part in data.draw(st.lists(parts, max_size=12)) for token in part]
     for is_parallel in (True, False):
         message = parsed(name, ids, is_parallel=is_parallel)
+        at_once = parser(name, is_parallel=is_parallel)
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=3)))
+        for begin, end in pairwise([0, *cuts, len(ids)]):
+            _, num = at_once.feed_all(ids[begin:end])
+            assert num == end - begin or at_once.is_stopped
+        at_once.finish()
+        assert at_once.message() == message
         assert is_parallel or len(message.calls) <= 1
 
 

@@ -134,7 +134,7 @@ def test_increments_join_to_the_stripped_text_before_the_first_stop(
     first_end = min((end for end, _ in ends), default=None)
     cut = len(text) if first_end is None else min(at for end, at in ends if end == first_end)
     assert shown == text[:cut].strip()
-    assert visible.is_stopped is bool(ends)
+    assert bool(visible.stop) is bool(ends)
 
 
 @settings(deadline=None)

@@ -11,10 +11,12 @@ arguments has `{}`; a named block that broke before its arguments gives itself, 
 """
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 _BLANKS = frozenset(" \t\r\n")
+_PLAIN = re.compile(r'[^"\\]+')
 _State = Callable[[str], Any]
 
 
@@ -28,7 +30,7 @@ class JsonCall:
         self._key = ""
         self._string: list[str] = []  # source of the string being read
         self._is_escaped = False
-        self._is_quoted = False
+        self._is_quoted = False  # inside a string inside a value
         self._depth = 0
         self._is_arguments = False  # the value being read is
         self._has_arguments = False
@@ -42,8 +44,16 @@ class JsonCall:
     def feed(self, text: str) -> str:
         """The increment of the arguments."""
         self.raw.append(text)
-        for char in text:
-            self._state = self._state(char)
+        at = 0
+        while at < len(text):
+            if self._is_quoted and not self._is_escaped:
+                end = _after_plain(text, at)
+                if self._is_arguments:
+                    self._arguments.append(text[at:end])
+                at = end
+            if at < len(text):
+                self._state = self._state(text[at])
+                at += 1
         return self._take()
 
     def close(self) -> str:
@@ -118,10 +128,13 @@ class JsonCall:
             return self._after(char)
         if self._is_arguments:
             self._arguments.append(char)
-        if self._is_quoted:
-            self._is_quoted = not self._ends_string(char)
+        if self._is_escaped:
+            self._is_escaped = False
+        elif self._is_quoted:
+            self._is_escaped = char == "\\"
+            self._is_quoted = char != '"'
         elif char == '"':
-            self._string, self._is_quoted = [], True
+            self._is_quoted = True
         elif char in "{[":
             self._depth += 1
         elif char in "}]":
@@ -151,6 +164,12 @@ class JsonCall:
             return False
         self._is_escaped = char == "\\"
         return char == '"'
+
+
+def _after_plain(text: str, at: int) -> int:
+    """Where the run ends that neither ends a string nor escapes."""
+    match = _PLAIN.match(text, at)
+    return at if match is None else match.end()
 
 
 def _text_of(source: list[str]) -> str | None:

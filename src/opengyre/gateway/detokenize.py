@@ -8,6 +8,7 @@ decodes (where that is no UTF-8, a byte-fallback tokenizer writes more U+FFFD th
 import codecs
 import json
 import re
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
@@ -49,6 +50,10 @@ class TextDecoder:
         """Ids outside the vocabulary have no text."""
         known = self._table[token] if 0 <= token < len(self._table) else b""
         return self._decoder.decode(known)
+
+    def feed_all(self, tokens: Sequence[int]) -> str:
+        table, num = self._table, len(self._table)
+        return self._decoder.decode(b"".join([table[t] for t in tokens if 0 <= t < num]))
 
     def flush(self) -> str:
         """What is left, an unfinished character as U+FFFD; then starts afresh."""

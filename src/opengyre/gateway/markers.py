@@ -44,7 +44,8 @@ class Renderer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Markers:
-    """-1 for those that the family lacks. `table` has the bytes of each id.
+    """-1 for those that the family lacks. `table` has the bytes of each id, `special` are all ids
+    that are more than text.
 
     `starts_in_reasoning`: an answer's first words are thoughts; `is_think_prompted`: because the
     prompt ends with the marker.
@@ -58,6 +59,7 @@ class Markers:
     header: int = -1
     silent: frozenset[int] = frozenset()
     stops: frozenset[int]
+    special: frozenset[int]
     table: list[bytes]
     stream: Stream
     in_reasoning: InReasoning
@@ -84,16 +86,20 @@ def read_markers(
     none = (None, None)
     think, think_end = map(find, family.reasoning or none)
     call, call_end = map(find, family.call or none)
+    section, header = find(family.section), find(family.header)
+    silent = frozenset(map(find, family.silent))
+    stops = frozenset(renderer.get_stop_token_ids())
     prompt_ids, is_reasoning = _probe(tokenizer, renderer)
     return Markers(
         think=think,
         think_end=think_end,
         call=call,
         call_end=call_end,
-        section=find(family.section),
-        header=find(family.header),
-        silent=frozenset(map(find, family.silent)),
-        stops=frozenset(renderer.get_stop_token_ids()),
+        section=section,
+        header=header,
+        silent=silent,
+        stops=stops,
+        special=stops | silent | {think, think_end, call, call_end, section, header},
         table=token_bytes(tokenizer),
         stream=family.stream,
         in_reasoning=family.in_reasoning,

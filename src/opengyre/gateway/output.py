@@ -60,8 +60,12 @@ class _Phase(Enum):
     DONE = auto()
 
 
+_PLAIN = (_Phase.TEXT, _Phase.REASONING)
+
+
 class AnswerParser:
-    """One answer. `feed` gives pieces one id at a time; `finish` gives the rest.
+    """One answer. `feed` gives pieces one id at a time, `feed_all` fewer and longer ones of many;
+    `finish` gives the rest.
 
     After `is_stopped` no more ids are wanted; `is_ended_early` if the engine cannot know that and
     must be stopped.
@@ -108,7 +112,8 @@ class AnswerParser:
     @property
     def stop_string(self) -> str:
         """The stop string that its text came to, or ""."""
-        return self._visible.stop if self._visible.stop in self._plan.stops else ""
+        stop = self._visible.stop
+        return stop if stop and stop in self._plan.stops else ""
 
     def message(self) -> Message:
         """What the client got so far."""
@@ -134,10 +139,44 @@ class AnswerParser:
             return forced + self._end()
         return forced + self._take(token)
 
+    def feed_all(self, ids: Sequence[int]) -> tuple[list[Piece], int]:
+        """The pieces of `ids` up to where the answer stops, and how many it took."""
+        pieces: list[Piece] = []
+        at = 0
+        while at < len(ids) and not self.is_stopped:
+            end = self._end_of_plain(ids, at)
+            if end > at:
+                pieces += self._write_plain(ids[at:end])
+            else:
+                pieces += self.feed(ids[at])
+                end += 1
+            at = end
+        return pieces, at
+
     def finish(self) -> list[Piece]:
         """No more ids: everything held back comes out."""
         forced, self._forced = self._forced, []
         return forced + self._end()
+
+    def _end_of_plain(self, ids: Sequence[int], at: int) -> int:
+        """Where the run ends that can be read as one: no markers, and no stop string to find."""
+        if len(ids) - at < 2 or self._forced or self._plan.stops or self._markers.opener:
+            return at
+        is_parts = self._markers.stream is Stream.ARGUMENTS
+        if self._phase not in _PLAIN and not (self._phase is _Phase.CALL and is_parts):
+            return at
+        special = self._markers.special
+        return next((k for k in range(at, len(ids)) if ids[k] in special), len(ids))
+
+    def _write_plain(self, ids: Sequence[int]) -> list[Piece]:
+        self._ids += ids
+        text = self._decoder.feed_all(ids)
+        if self._phase is _Phase.TEXT:
+            return self._text(text)
+        if self._phase is _Phase.REASONING:
+            return self._thought(text)
+        self._block += ids
+        return self._write_call(self._json.feed(text))
 
     def _take(self, token: int) -> list[Piece]:
         self._ids.append(token)

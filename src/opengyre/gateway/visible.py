@@ -24,10 +24,6 @@ class VisibleText:
         self.stop = ""
         self.rest = ""
 
-    @property
-    def is_stopped(self) -> bool:
-        return bool(self.stop)
-
     def feed(self, text: str) -> str:
         """The increment that may be shown now."""
         if self.stop or not text:
