@@ -265,4 +265,5 @@ def _error_event(seen: Seen) -> bytes:
             "response": {"id": "resp_x", "object": "response", "status": "failed", "error": error},
         }
         return b"event: response.failed\ndata: " + json.dumps(failed).encode() + b"\n\n"
-    return b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
+    limited = {"type": "rate_limit_error", "message": "struck", "code": "429"}
+    return b"data: " + json.dumps({"error": limited}).encode() + b"\n\n"

@@ -39,6 +39,9 @@ def act(text: str, seed: int) -> str:
     return ANSWER if text.count("assistant\n") % 2 else tool_calls_of("{}", '{"command": "ls"}')
 
 
+QWEN_SUMMARISER = "You are the component that summarizes internal chat history into a structure."
+
+
 def program_rules(speaker: Speaker) -> tuple[LabelRule, ...]:
     return label_rules(load_profile(PROGRAMS[speaker.name]))
 
@@ -154,7 +157,7 @@ def compaction(case: Case, speaker: Speaker, history: Harness) -> tuple[Harness,
     one = case.harness(speaker, history=list(history.history), tools=TOOLS)
     match speaker.name:
         case "openai-chat":
-            first = [Said(role="system", text="You summarise conversations.")]
+            first = [Said(role="system", text=QWEN_SUMMARISER)]
             one.history = [*first, *one.history, Said(role="user", text="Now the summary.")]
             one.tools = ()
             return one, False

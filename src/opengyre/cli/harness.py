@@ -43,6 +43,10 @@ class TryOptions:
         str | None,
         typer.Option(metavar="FOLDER", help="a model that answers (default: a script)"),
     ] = None
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="a vLLM or SGLang server of --model (default: run it)"),
+    ] = None
     program: Annotated[
         Path | None, typer.Option(metavar="FILE", help="the program, if it is not found by itself")
     ] = None
@@ -96,6 +100,7 @@ def _try(options: TryOptions) -> None:
         program=options.program,
         task=options.task,
         model=options.model,
+        engine=options.engine,
         keep=options.keep,
         timeout_s=options.timeout_s,
         is_unsafe_allowed=options.unsafe_no_sandbox,

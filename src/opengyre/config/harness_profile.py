@@ -41,9 +41,8 @@ def template_problem(text: str) -> str:
     """Words about the first unknown placeholder in `text`; "" if all is well."""
     for name in PLACEHOLDER.findall(text):
         if name not in PLACEHOLDERS:
-            return f"names {{{name}}}: expected one of " + ", ".join(
-                map("{{{}}}".format, PLACEHOLDERS)
-            )
+            known = ", ".join(f"{{{known}}}" for known in PLACEHOLDERS)
+            return f"expected one of {known}; {{{name}}} is none of them"
     return ""
 
 

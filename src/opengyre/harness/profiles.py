@@ -123,7 +123,7 @@ def check_command(argv: tuple[str, ...]) -> None:
         raise ConfigError("harness.command is empty: expected a program and its arguments")
     for part in argv:
         if problem := template_problem(part):
-            raise ConfigError(f"harness.command {problem}")
+            raise ConfigError(f"harness.command = {part}: {problem}")
 
 
 def _readable(staged: Staged, argv: tuple[str, ...]) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""The engine that `gyre harness try` asks: scripted, or the embedded one over a model's folder.
+"""The engine that `gyre harness try` asks: scripted, embedded over a model's folder, or a server.
 
 Must not know: harnesses. Invariant: torch is imported only for a model.
 """
@@ -16,7 +16,7 @@ from opengyre.runtime.byte_model import write_byte_model
 from opengyre.runtime.parts import END_OF_TURN
 from opengyre.runtime.prepare import model_folder
 from opengyre.runtime.scripted_solver import ScriptedSolver
-from opengyre.seams.engine import Engine
+from opengyre.seams.engine import RequestEngine
 
 SCRIPTED_CONTEXT_TOKENS = 1 << 20
 """Bytes are tokens there; real programs send first requests of 120 kB."""
@@ -27,7 +27,7 @@ MODEL_RUNNING = 4
 class TryEngine:
     """`model` is the folder of its tokenizer and chat format."""
 
-    engine: Engine
+    engine: RequestEngine
     model: Path
     context_tokens: int
 
@@ -67,3 +67,19 @@ async def embedded_try_engine(name: str) -> AsyncIterator[TryEngine]:
         yield TryEngine(engine=engine, model=folder, context_tokens=context_tokens)
     finally:
         compute.close()
+
+
+@contextlib.asynccontextmanager
+async def served_try_engine(url: str, model: Path) -> AsyncIterator[TryEngine]:
+    """The vLLM or SGLang server at `url`, which serves the model whose folder is `model`.
+
+    Raises ConfigError for what is no such server, BoundaryError when nobody answers.
+    """
+    from opengyre.engines.http_engine import HttpEngine
+    from opengyre.engines.http_stream import parse_origin
+    from opengyre.engines.probe import probe_engine
+
+    origin = parse_origin(url)
+    wire, facts = await probe_engine(origin)
+    async with HttpEngine(origin, wire, facts) as engine:
+        yield TryEngine(engine=engine, model=model, context_tokens=facts.context_tokens)

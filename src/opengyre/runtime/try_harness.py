@@ -21,7 +21,7 @@ from opengyre.harness.selftest import open_sandbox
 from opengyre.runtime.executions import make_folders
 from opengyre.runtime.folders import meeting_places
 from opengyre.runtime.label_rules import label_rules
-from opengyre.seams.engine import Engine
+from opengyre.seams.engine import RequestEngine
 from opengyre.seams.harness import Harness, HarnessJob, LaunchResult, Limits, Sandbox
 from opengyre.seams.records import TurnRecord
 from opengyre.seams.tasks import Grader, Task, Verdict
@@ -75,7 +75,7 @@ class Played:
 
 @contextlib.asynccontextmanager
 async def open_stage(
-    settings: StageSettings, engines: Mapping[str, Engine]
+    settings: StageSettings, engines: Mapping[str, RequestEngine]
 ) -> AsyncIterator[Stage]:
     """Sandbox, gateway over `engines`, harness. Raises ConfigError for what the user can mend."""
     async with contextlib.AsyncExitStack() as stack:

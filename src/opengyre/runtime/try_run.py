@@ -17,10 +17,15 @@ from opengyre.harness.profiles import check_command
 from opengyre.harness.programs import find_program
 from opengyre.runtime.example_task import SOLUTION_SCRIPT, solution_of, write_example_task
 from opengyre.runtime.scripted_solver import ScriptedSolver
-from opengyre.runtime.try_engine import TryEngine, embedded_try_engine, scripted_try_engine
+from opengyre.runtime.try_engine import (
+    TryEngine,
+    embedded_try_engine,
+    scripted_try_engine,
+    served_try_engine,
+)
 from opengyre.runtime.try_harness import Played, Stage, StageSettings, open_stage, play
 from opengyre.runtime.try_report import TryReport, report_of
-from opengyre.seams.errors import ConfigError
+from opengyre.seams.errors import BoundaryError, ConfigError, words_of
 from opengyre.seams.harness import Limits
 from opengyre.seams.tasks import Task
 from opengyre.tasks.harbor import load_task
@@ -30,13 +35,15 @@ LOOK_AROUND = "ls -l"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TryAsked:
-    """`harness` is a profile's name or path; `task` None is the example, `model` None a script."""
+    """`harness` is a profile's name or path; `task` None is the example, `model` None a script.
+    `engine` is the address of a server of `model`; None: the model runs in this process."""
 
     harness: str
     command: tuple[str, ...] = ()
     program: Path | None = None
     task: Path | None = None
     model: str | None = None
+    engine: str | None = None
     keep: Path | None = None
     timeout_s: float = 300.0
     is_unsafe_allowed: bool = False
@@ -44,11 +51,22 @@ class TryAsked:
 
 async def try_harness(asked: TryAsked) -> TryReport:
     """One execution. Raises ConfigError for the user's input, BoundaryError for the sandbox."""
+    try:
+        return await _try(asked)
+    except* ConfigError as group:
+        raise ConfigError(words_of(group)) from None
+    except* BoundaryError as group:
+        raise BoundaryError("trying a harness", words_of(group), retryable=False) from None
+
+
+async def _try(asked: TryAsked) -> TryReport:
     profile = load_profile(asked.harness)
     if profile.name == "command":
         check_command(asked.command)
     elif asked.command:
         raise ConfigError(f"{profile.name} has a command line of its own: leave COMMAND out")
+    if asked.engine is not None and asked.model is None:
+        raise ConfigError("--engine needs --model FOLDER beside it: the model's tokenizer")
     if asked.keep is not None and asked.keep.exists():
         raise ConfigError(f"--keep {asked.keep}: is there already; name a new folder")
     program = find_program(profile, asked.program)
@@ -79,6 +97,10 @@ def _limits(asked: TryAsked, task: Task) -> Limits:
 
 @contextlib.asynccontextmanager
 async def _open_engine(asked: TryAsked, task: Task, scratch: Path) -> AsyncIterator[TryEngine]:
+    if asked.engine is not None:
+        async with served_try_engine(asked.engine, Path(asked.model or "")) as engine:
+            yield engine
+        return
     if asked.model is not None:
         async with embedded_try_engine(asked.model) as engine:
             yield engine
