@@ -1,6 +1,6 @@
 """Exported rows as JSON lines or as one Parquet file.
 
-Must not know: what a row means. Invariants: memory is bounded by a few million token ids; a file
+Must not know: what a row means. Invariants: memory is bounded by a million token ids; a file
 that is not whole never stands under its name.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 from opengyre.runtime.export_row import SCHEMA, TurnRow
 from opengyre.seams.errors import BoundaryError, ConfigError
 
-MAX_GROUP_TOKENS = 4_000_000
+MAX_GROUP_TOKENS = 1_000_000
 MAX_GROUP_ROWS = 1_000
 _json = msgspec.json.Encoder()
 
@@ -98,7 +98,7 @@ def _table(rows: list[TurnRow], schema: Any) -> Any:
 
 
 def _groups(rows: Iterable[TurnRow]) -> Iterator[list[TurnRow]]:
-    """Rows of a few million ids at a time."""
+    """Rows of about a million ids at a time."""
     group: list[TurnRow] = []
     num_tokens = 0
     for row in rows:
