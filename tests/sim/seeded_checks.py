@@ -18,7 +18,7 @@ from opengyre.control.scheduler import Scheduler
 from opengyre.engines.scripted import pseudo_logprob
 from opengyre.gateway.gateway import turn_seed
 from opengyre.gateway.request import Sampling
-from opengyre.gateway.sessions import ForkReason
+from opengyre.gateway.turns import ForkReason
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
 from opengyre.store.checkpoints import Checkpoints

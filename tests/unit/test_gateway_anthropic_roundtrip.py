@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from opengyre.gateway.body import decode_object
 from opengyre.gateway.dialects.anthropic import DIALECT
-from opengyre.gateway.history import is_same_call
+from opengyre.gateway.history import Keys
 from opengyre.gateway.request import (
     Answer,
     Call,
@@ -19,7 +19,7 @@ from opengyre.gateway.request import (
     Role,
     TextPiece,
 )
-from tests.unit.anthropic_desk import USAGE, USER, call_pieces, events, form
+from tests.unit.anthropic_desk import USAGE, USER, call_pieces, events, form, messages
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e9, 1e9) | st.text(),
@@ -96,16 +96,6 @@ def as_input(raw: str) -> Any:
         return {"__unparsedToolInput": {"raw": raw, "len": len(raw)}}
 
 
-def is_same(one: Message, other: Message) -> bool:
-    """Equal, with arguments as values."""
-    if len(one.calls) != len(other.calls) or (one.text, one.reasoning) != (
-        other.text,
-        other.reasoning,
-    ):
-        return False
-    return all(is_same_call(a, b) for a, b in zip(one.calls, other.calls, strict=True))
-
-
 @settings(max_examples=40)
 @given(answers(), st.sampled_from(["summarized", "omitted"]))
 def test_what_was_answered_comes_back_as_the_same_message(
@@ -124,4 +114,75 @@ def test_what_was_answered_comes_back_as_the_same_message(
         said = {"role": "assistant", "content": sent}
         body = decode_object(json.dumps({"messages": [USER, said, USER]}).encode())
         back = DIALECT.parse(body).messages[1]
-        assert is_same(back, told)
+        assert back.reasoning == told.reasoning
+        assert Keys(()).is_same_message(back, told)
+
+
+INPUTS = st.dictionaries(st.text(), JSON, max_size=3)
+TOLD = st.one_of(
+    st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=6)}),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("tool_result"),
+            "tool_use_id": st.just("c"),
+            "content": st.text(max_size=6),
+        }
+    ),
+)
+SAID = st.one_of(
+    st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=6)}),
+    st.fixed_dictionaries(
+        {"type": st.just("tool_use"), "id": st.just("c"), "name": st.just("b"), "input": INPUTS}
+    ),
+)
+TURN = st.tuples(st.just("user"), st.lists(TOLD, min_size=1, max_size=3)) | st.tuples(
+    st.just("assistant"), st.lists(SAID, min_size=1, max_size=3)
+)
+
+
+@st.composite
+def rewritten(draw: st.DrawFn, turns: list[tuple[str, list[dict[str, Any]]]]) -> list[Any]:
+    """The same messages as another harness, or the same one later, would write them."""
+    told: list[Any] = []
+    for role, blocks in turns:
+        written = [draw(way_of(block)) for block in blocks]
+        cut = draw(st.integers(0, len(written)))
+        parts = [part for part in (written[:cut], written[cut:]) if part]
+        told += [{"role": role, "content": draw(content_of(part))} for part in parts]
+    return told
+
+
+@st.composite
+def way_of(draw: st.DrawFn, block: dict[str, Any]) -> dict[str, Any]:
+    """Another order of keys, a cache mark, an absent or null field, a result in blocks."""
+    found = dict(block)
+    for name in ("text", "content", "input"):
+        if found.get(name) in ("", {}) and draw(st.booleans()):
+            found[name] = None
+    if isinstance(found.get("content"), str) and draw(st.booleans()):
+        found["content"] = [{"type": "text", "text": found["content"]}, {"type": "text"}]
+    if isinstance(found.get("input"), dict):
+        found["input"] = dict(draw(st.permutations(list(found["input"].items()))))
+    if found["type"] == "tool_result":
+        found["is_error"] = draw(st.sampled_from([False, None]))
+    if draw(st.booleans()):
+        found["cache_control"] = {"type": "ephemeral"}
+    return dict(draw(st.permutations(list(found.items()))))
+
+
+def content_of(blocks: list[dict[str, Any]]) -> st.SearchStrategy[Any]:
+    """Blocks, or the string that stands for one of text."""
+    (first, *others) = blocks
+    if others or first["type"] != "text":
+        return st.just(blocks)
+    return st.sampled_from([blocks, first["text"], [*blocks, {"type": "text", "text": ""}]])
+
+
+@settings(max_examples=30)
+@given(st.lists(TURN, min_size=1, max_size=4), st.data())
+def test_the_same_conversation_written_otherwise_gives_equal_messages(
+    turns: list[tuple[str, list[dict[str, Any]]]], data: st.DataObject
+) -> None:
+    plain = [{"role": role, "content": blocks} for role, blocks in turns]
+    other = data.draw(rewritten(turns))
+    assert messages(*other, USER) == messages(*plain, USER)

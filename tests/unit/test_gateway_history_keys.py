@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opengyre.gateway.history import history_keys, is_same_call, next_key
+from opengyre.gateway.history import Keys
 from opengyre.gateway.request import Call, Message, Role
 
 _JSON = st.recursive(
@@ -27,7 +27,7 @@ def call(arguments: str, call_id: str = "") -> Call:
 
 def key(arguments: str, call_id: str = "") -> bytes:
     calls = (call(arguments, call_id),)
-    return next_key(b"", Message(role=Role.ASSISTANT, calls=calls))
+    return Keys(()).next(b"", Message(role=Role.ASSISTANT, calls=calls))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def key(arguments: str, call_id: str = "") -> bytes:
 )
 def test_arguments_of_one_value_give_one_key(one: str, other: str) -> None:
     assert key(one, "call_1") == key(other, "call_2")
-    assert is_same_call(call(one), call(other))
+    assert Keys(()).is_same_call(call(one), call(other))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_arguments_of_one_value_give_one_key(one: str, other: str) -> None:
 )
 def test_arguments_of_different_values_give_different_keys(one: str, other: str) -> None:
     assert key(one) != key(other)
-    assert not is_same_call(call(one), call(other))
+    assert not Keys(()).is_same_call(call(one), call(other))
 
 
 @pytest.mark.parametrize("text", ["[" * 50_000, "1" * 6_000, "\x00", "{"])
@@ -89,19 +89,28 @@ def test_a_number_equals_itself_as_javascript_writes_it(number: float) -> None:
 def test_ids_and_reasoning_are_not_in_a_key() -> None:
     plain = Message(role=Role.ASSISTANT, text="a", calls=(call("{}"),))
     other = Message(role=Role.ASSISTANT, text="a", calls=(call("{}", "x"),), reasoning="why")
-    assert next_key(b"k", plain) == next_key(b"k", other)
+    assert Keys(()).next(b"k", plain) == Keys(()).next(b"k", other)
     result = Message(role=Role.TOOL, text="r", call_id="call_1")
-    assert history_keys([plain, result], ()) == history_keys(
-        [other, Message(role=Role.TOOL, text="r", call_id="x")], ()
-    )
+    again = Message(role=Role.TOOL, text="r", call_id="x")
+    assert Keys(()).all([plain, result]) == Keys(()).all([other, again])
+
+
+def test_a_default_of_the_tools_schema_may_be_there_or_not() -> None:
+    members = {"all": {"type": "boolean", "default": False}, "at": {"type": "string"}}
+    schema = {"type": "object", "properties": members}
+    keys = Keys([{"type": "function", "function": {"name": "bash", "parameters": schema}}])
+    plain, filled = call('{"at": "x"}'), call('{"all": false, "at": "x"}')
+    assert keys.is_same_call(plain, filled)
+    assert not keys.is_same_call(plain, call('{"all": true, "at": "x"}'))
+    assert not Keys(()).is_same_call(plain, filled)
 
 
 def test_roles_texts_and_what_comes_before_are_in_a_key() -> None:
     user = Message(role=Role.USER, text="a")
     variants = [
-        next_key(b"k", user),
-        next_key(b"l", user),
-        next_key(b"k", Message(role=Role.SYSTEM, text="a")),
-        next_key(b"k", Message(role=Role.USER, text="a ")),
+        Keys(()).next(b"k", user),
+        Keys(()).next(b"l", user),
+        Keys(()).next(b"k", Message(role=Role.SYSTEM, text="a")),
+        Keys(()).next(b"k", Message(role=Role.USER, text="a ")),
     ]
     assert len(set(variants)) == len(variants)

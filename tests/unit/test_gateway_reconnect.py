@@ -28,7 +28,7 @@ def test_another_connection_keeps_the_incarnation_and_the_door_and_ends_what_ran
         fresh = one.open_seat("e1")
         assert fresh is not None
         assert (fresh.engine, fresh.incarnation) == (again, 4)
-        with pytest.raises(EngineLost), one.lease(seat, asyncio.timeout(None)):
+        with pytest.raises(EngineLost), one.lease(seat):
             await asyncio.sleep(0)
 
     asyncio.run(main())

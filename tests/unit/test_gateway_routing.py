@@ -30,9 +30,8 @@ async def waited(one: Routing, *changes: Callable[[], None]) -> str:
 
 
 async def leased(one: Routing, seat: Seat) -> None:
-    async with asyncio.timeout(None) as scope:
-        with one.lease(seat, scope):
-            await asyncio.Event().wait()
+    with one.lease(seat) as lease:
+        await lease.wait_for(asyncio.Event().wait())
 
 
 def test_a_wait_ends_at_the_engine_routed_when_a_door_opens() -> None:
@@ -63,13 +62,29 @@ def test_a_lost_engine_serves_again_only_as_a_new_incarnation() -> None:
     asyncio.run(main())
 
 
+def test_a_cancelled_wait_stays_cancelled_also_when_its_engine_is_lost_at_that_moment() -> None:
+    async def main() -> None:
+        one, _ = routing("c1")
+        one.set_routes({"e1": "c1"})
+        seat = one.open_seat("e1")
+        assert seat is not None
+        task = asyncio.create_task(leased(one, seat))
+        await asyncio.sleep(0)
+        one.engine_lost("c1")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
 def test_a_lease_ends_at_once_when_its_engine_is_lost_and_cannot_begin_after_it() -> None:
     async def main() -> None:
         one, _ = routing("c1")
         one.set_routes({"e1": "c1"})
         seat = await one.wait_open("e1", limit_s=0)
         asyncio.get_running_loop().call_soon(one.engine_lost, "c1")
-        with pytest.raises(TimeoutError):
+        with pytest.raises(EngineLost):
             await leased(one, seat)
         with pytest.raises(EngineLost):
             await leased(one, seat)

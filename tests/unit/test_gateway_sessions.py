@@ -8,14 +8,16 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from opengyre.gateway.body import restore_body
-from opengyre.gateway.history import is_same_call, is_same_reasoning
+from opengyre.gateway.history import Keys, is_same_reasoning
 from opengyre.gateway.rendering import load_renderer
 from opengyre.gateway.request import Call, Message, Refusal, Request, Role
-from opengyre.gateway.sessions import Attempt, ForkReason, Incoming, Node, Session, full_ids
+from opengyre.gateway.sessions import Session
+from opengyre.gateway.turns import Attempt, ForkReason, Incoming, Node, full_ids
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
 TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 RENDERER = load_renderer(MODEL)
+KEYS = Keys(())
 USER = Message(role=Role.USER, text="Do it.")
 CALLED = Call(call_id="call_1", name="bash", arguments='{"n":  5000.0, "a": "\\u00e9"}')
 
@@ -164,7 +166,7 @@ def test_meaningless_differences_make_no_other_history() -> None:
         ('{"a": 1.50}', '{"a": 1.5}'),
         ("not json", "not json"),
     ]:
-        assert is_same_call(replace(CALLED, arguments=one), call(two, call_id="x"))
+        assert KEYS.is_same_call(replace(CALLED, arguments=one), call(two, call_id="x"))
     for one, two in [
         (CALLED.arguments, '{"a":"é","n":5001}'),
         ("true", "1"),
@@ -172,8 +174,8 @@ def test_meaningless_differences_make_no_other_history() -> None:
         ("not json", '"not json"'),
         ('{"a": 9007199254740993}', '{"a": 9007199254740992}'),
     ]:
-        assert not is_same_call(call(one), call(two))
-    assert not is_same_call(CALLED, replace(CALLED, name="other"))
+        assert not KEYS.is_same_call(call(one), call(two))
+    assert not KEYS.is_same_call(CALLED, replace(CALLED, name="other"))
     assert is_same_reasoning(" a ", "a\n")
     assert not is_same_reasoning("a", None)
 

@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from starlette.applications import Starlette
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from opengyre.gateway.connection import ClientLeft, Connection
@@ -35,6 +33,7 @@ class _Operation(StrEnum):
     UNKNOWN = ""
 
 
+_ENDS = [(one, one.split("/")) for one in _Operation if one is not _Operation.UNKNOWN]
 _DIALECTS = {
     _Operation.CHAT: OPENAI_CHAT,
     _Operation.RESPONSES: OPENAI_RESPONSES,
@@ -77,7 +76,9 @@ class _Target:
     model: str = ""
 
 
-class _Endpoint:
+class GatewayApp:
+    """The ASGI application: every path goes here, so that refusals look the same everywhere."""
+
     def __init__(self, surface: Surface) -> None:
         self._surface = surface
 
@@ -127,11 +128,6 @@ class _Endpoint:
         return every(known, created_s=created_s)
 
 
-def make_app(surface: Surface) -> Starlette:
-    """Every path goes to one endpoint, so that refusals look the same everywhere."""
-    return Starlette(routes=[Route("/{path:path}", endpoint=_Endpoint(surface))])
-
-
 def _read_path(path: str) -> _Target:
     """A path that begins with `v1` or the operation itself is the default execution's."""
     parts = [part for part in path.split("/") if part]
@@ -145,9 +141,8 @@ def _operation(parts: list[str]) -> tuple[_Operation, str, int]:
     """(operation, model, how many parts of the path they took)."""
     if parts[-2:-1] == ["models"]:
         return _Operation.MODELS, parts[-1], 2
-    for operation in _Operation:
-        wanted = operation.split("/") if operation else []
-        if wanted and parts[-len(wanted) :] == wanted:
+    for operation, wanted in _ENDS:
+        if parts[-len(wanted) :] == wanted:
             return operation, "", len(wanted)
     return _Operation.UNKNOWN, "", 0
 

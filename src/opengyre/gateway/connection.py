@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from opengyre.gateway.body import MAX_BODY_BYTES
 from opengyre.gateway.request import Refusal
@@ -55,7 +55,7 @@ class _Gathering:
         self._transport.close()
 
 
-class TransportProtocol(H11Protocol):
+class TransportProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1, which also tells the app its transport (in the scope's state)."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -138,10 +138,11 @@ class Generation:
         stream = seat.engine.submit(request)
         is_over = False
         try:
-            while not is_over:
-                chunk = await self._next_chunk(stream, seat)
-                is_over = chunk.finish is not None
-                yield chunk
+            with self._routing.lease(seat) as lease:
+                while not is_over:
+                    chunk = await lease.wait_for(_next_chunk(stream, seat))
+                    is_over = chunk.finish is not None
+                    yield chunk
         except (EngineLost, BoundaryError) as error:
             is_over = True
             yield Chunk(finish=Finish.ERROR, reason=str(error) or "engine lost")
@@ -150,16 +151,6 @@ class Generation:
                 await _cancel(seat, request.request_id)
             if (close := getattr(stream, "aclose", None)) is not None:
                 await close()
-
-    async def _next_chunk(self, stream: AsyncIterator[Chunk], seat: Seat) -> Chunk:
-        try:
-            async with asyncio.timeout(None) as scope:
-                with self._routing.lease(seat, scope):
-                    return await anext(stream)
-        except TimeoutError:
-            raise EngineLost(f"{seat.engine_id} was lost") from None
-        except StopAsyncIteration:
-            raise EngineLost(f"{seat.engine_id} ended a stream without saying how") from None
 
     async def _next_seat(self) -> Seat:
         execution = self._plan.request.execution
@@ -216,6 +207,13 @@ class Generation:
                 num_tokens_so_far=len(self.sampled.ids),
             )
         )
+
+
+async def _next_chunk(stream: AsyncIterator[Chunk], seat: Seat) -> Chunk:
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:
+        raise EngineLost(seat.engine_id, "ended a stream without saying how") from None
 
 
 async def _cancel(seat: Seat, request_id: str) -> None:

@@ -24,7 +24,8 @@ from opengyre.gateway.request import (
     Usage,
 )
 from opengyre.gateway.routing import NoEngine
-from opengyre.gateway.sessions import Attempt, Session
+from opengyre.gateway.sessions import Session
+from opengyre.gateway.turns import Attempt
 from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
 
 RETRY_AFTER_S = 5
@@ -35,11 +36,13 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeParts:
-    """What one exchange is made of. `keep` writes its record down; `now_s` is the run's clock;
+    """What one exchange is made of. `num_retries`: the how-many-eth try
+    its client says this is; `keep` writes its record down; `now_s` is the run's clock;
     `token_bytes` tells a token's bytes."""
 
     session: Session
     attempt: Attempt
+    num_retries: int
     form: AnswerForm
     generation: Generation
     parser: AnswerParser
@@ -76,9 +79,9 @@ class Exchange:
         """True while its answer is not out and another call with this key may be a retry."""
         return not self._is_committed and self._parts.attempt.place.call_key == call_key
 
-    def yield_to_retry(self, *, is_marked: bool) -> None:
-        """Abandoned at once if its client is gone or says that it tries again."""
-        if is_marked or self._connection.is_gone:
+    def yield_to_retry(self, num_retries: int) -> None:
+        """Abandoned at once if its client is gone, or says that the other came after it."""
+        if num_retries > self._parts.num_retries or self._connection.is_gone:
             self.abort()
             self._abandon()
 

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from opengyre.gateway import body as bodies
-from opengyre.gateway.app import Asked, Surface, make_app
-from opengyre.gateway.connection import Connection
+from opengyre.gateway.app import Asked, GatewayApp, Surface
+from opengyre.gateway.connection import ClientLeft, Connection
 from opengyre.gateway.continuation import Continued, Generation, GenerationPlan
 from opengyre.gateway.dialects.dialect import AnswerForm
 from opengyre.gateway.exchange import Exchange, ExchangeParts
@@ -30,7 +30,8 @@ from opengyre.gateway.restoring import restore_session
 from opengyre.gateway.room import Room
 from opengyre.gateway.routing import Routing
 from opengyre.gateway.server import bind, serve_gateway
-from opengyre.gateway.sessions import Attempt, Incoming, Session
+from opengyre.gateway.sessions import Session
+from opengyre.gateway.turns import Attempt, Incoming
 from opengyre.seams.engine import GenerateRequest, RequestEngine
 from opengyre.seams.recorder import Recorder
 from opengyre.seams.records import TokenRecord, TurnRecord
@@ -144,7 +145,7 @@ class Gateway:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             worker = tasks.create_task(self._records.run())
             stack.callback(worker.cancel)
-            await stack.enter_async_context(serve_gateway(make_app(surface), sock))
+            await stack.enter_async_context(serve_gateway(GatewayApp(surface), sock))
             stack.push_async_callback(self._close_all)
             self._stack = stack.pop_all()
         return self
@@ -333,9 +334,10 @@ class Gateway:
         same = [e for e in one.running if e.is_same_call(call_key)] if one else []
         if same:
             await asyncio.sleep(0)
-        is_marked = asked.connection.header("x-stainless-retry-count") not in ("", "0")
+        if asked.connection.is_gone:
+            raise ClientLeft
         for exchange in same:
-            exchange.yield_to_retry(is_marked=is_marked)
+            exchange.yield_to_retry(_num_retries(asked.connection))
 
     def _exchange(
         self, one: _Open, attempt: Attempt, connection: Connection, form: AnswerForm
@@ -353,6 +355,7 @@ class Gateway:
         parts = ExchangeParts(
             session=one.session,
             attempt=attempt,
+            num_retries=_num_retries(connection),
             form=form,
             generation=generation,
             parser=one.session.parser(attempt),
@@ -384,6 +387,12 @@ class Gateway:
 async def _off_loop(body: bytes, work: Callable[[], _T]) -> _T:
     """What takes long with a long body must not keep the others waiting."""
     return work() if len(body) < _OFF_LOOP_BYTES else await asyncio.to_thread(work)
+
+
+def _num_retries(connection: Connection) -> int:
+    """What clients made of the vendors' libraries count of themselves."""
+    told = connection.header("x-stainless-retry-count")
+    return int(told) if told.isdecimal() and len(told) < 10 else 0
 
 
 def turn_seed(execution_seed: int, turn: int, sampling: Sampling) -> int:

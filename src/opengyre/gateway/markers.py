@@ -90,6 +90,7 @@ def read_markers(
     silent = frozenset(map(find, family.silent))
     stops = frozenset(renderer.get_stop_token_ids())
     prompt_ids, is_reasoning = _probe(tokenizer, renderer)
+    is_prompted = think >= 0 and _last(prompt_ids, think) > _last(prompt_ids, think_end)
     return Markers(
         think=think,
         think_end=think_end,
@@ -103,8 +104,8 @@ def read_markers(
         table=token_bytes(tokenizer),
         stream=family.stream,
         in_reasoning=family.in_reasoning,
-        starts_in_reasoning=is_reasoning,
-        is_think_prompted=is_reasoning and think in prompt_ids,
+        starts_in_reasoning=is_reasoning or is_prompted,
+        is_think_prompted=is_prompted,
         has_text_after_calls=family.has_text_after_calls,
         opener=family.opener,
         is_opener_first=family.is_opener_first,
@@ -119,3 +120,7 @@ def _probe(tokenizer: Tokenizer, renderer: Renderer) -> tuple[list[int], bool]:
     ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
     parsed = renderer.parse_response(list(ids), prompt_ids=prompt_ids)
     return prompt_ids, not parsed.content and bool(parsed.reasoning_content)
+
+
+def _last(ids: list[int], token: int) -> int:
+    return max((at for at, each in enumerate(ids) if each == token), default=-1)

@@ -17,12 +17,18 @@ from tokenizers import Tokenizer
 from opengyre.gateway.families import Family, Stream
 from opengyre.gateway.markers import read_markers
 from opengyre.gateway.rendering import ModelRenderer
-from opengyre.gateway.tokenizer import TokenizerAdapter
+from opengyre.gateway.tokenizer import TokenizerAdapter, read_json
 from opengyre.seams.errors import ConfigError
+
+_FAMILY = Family(name="default", stream=Stream.ARGUMENTS, keeps_arguments=True)
 
 
 class _Template(DefaultRenderer):  # type: ignore[misc]  # renderers ships no types
-    """What a chat template refuses is refused as the other renderers do."""
+    """The folder's chat template. What it refuses is refused as the other renderers do."""
+
+    def __init__(self, tokenizer: Any, ends: list[int]) -> None:
+        super().__init__(tokenizer, DefaultRendererConfig())
+        self._ends = ends
 
     def render_ids(self, messages: Any, **more: Any) -> list[int]:
         try:
@@ -30,8 +36,8 @@ class _Template(DefaultRenderer):  # type: ignore[misc]  # renderers ships no ty
         except TemplateError as error:
             raise ValueError(f"its chat template says: {error}") from error
 
-
-_FAMILY = Family(name="default", stream=Stream.ARGUMENTS, keeps_arguments=True)
+    def get_stop_token_ids(self) -> list[int]:
+        return [*super().get_stop_token_ids(), *self._ends]
 
 
 def load_rerenderer(folder: Path, tokenizer: Tokenizer) -> ModelRenderer:
@@ -42,7 +48,13 @@ def load_rerenderer(folder: Path, tokenizer: Tokenizer) -> ModelRenderer:
         raise ConfigError(f"{folder}: not a tokenizer transformers can read: {error}") from error
     if not model.chat_template:
         raise ConfigError(f"{folder}: no chat template, so its turns cannot be rendered")
-    renderer: Any = _Template(model, DefaultRendererConfig())
+    renderer: Any = _Template(model, _ends(folder / "generation_config.json"))
     markers = read_markers(_FAMILY, tokenizer, renderer, is_lenient=True)
     adapter = TokenizerAdapter(tokenizer, name=str(folder))
     return ModelRenderer(renderer, _FAMILY, adapter=adapter, markers=markers)
+
+
+def _ends(path: Path) -> list[int]:
+    """The ids that end an answer besides the tokenizer's own."""
+    ends = read_json(path).get("eos_token_id") if path.is_file() else None
+    return [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)]

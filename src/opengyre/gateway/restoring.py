@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from opengyre.gateway.body import decode_object, restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
-from opengyre.gateway.history import call_key, history_keys, next_key
+from opengyre.gateway.history import Keys, call_key
 from opengyre.gateway.request import Message, Refusal, Request, Role
-from opengyre.gateway.sessions import Attempt, ForkReason, Incoming, Node, Place, Session, full_ids
+from opengyre.gateway.sessions import Session
+from opengyre.gateway.turns import Attempt, ForkReason, Incoming, Node, Place, full_ids
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import TokenRecord
 
@@ -103,31 +104,32 @@ def _parent(session: Session, record: TokenRecord) -> Node | None:
 def _place(session: Session, record: TokenRecord, incoming: Incoming, parent: Node | None) -> Place:
     """A committed turn's own prompt is not put together: nobody asks for it again."""
     header, request = record.header, incoming.request
-    history_key = _history_key(session, record, request, parent)
+    keys = Keys(request.offered_tools)
+    history_key = _history_key(session, record, request, keys)
     return Place(
         parent=parent,
         fork_reason=ForkReason(header.fork_reason),
         prompt_ids=[] if header.is_committed else prompt_of(record, parent),
         num_kept=header.num_kept_tokens,
         forced_ids=session.forced(request),
+        keys=keys,
         history_key=history_key,
         call_key=b"" if header.is_committed else call_key(incoming.raw, history_key),
         delta=record.request_delta,
     )
 
 
-def _history_key(
-    session: Session, record: TokenRecord, request: Request, parent: Node | None
-) -> bytes:
+def _history_key(session: Session, record: TokenRecord, request: Request, keys: Keys) -> bytes:
     """A turn that extends its parent adds the messages after the parent's answer."""
+    parent = session.node(record.header.parent)
     if parent is None or record.header.fork_reason:
-        return history_keys(session.history(request), request.offered_tools)[-1]
+        return keys.all(session.messages(request))[-1]
     own = request.messages
     start = int(request.has_instructions)
     answers = [k for k in range(start, len(own)) if own[k].role is Role.ASSISTANT]
     key = parent.key
     for message in own[answers[-1] + 1 if answers else start :]:
-        key = next_key(key, message)
+        key = keys.next(key, message)
     return key
 
 
@@ -143,7 +145,7 @@ def _node(attempt: Attempt, record: TokenRecord, answer: Message) -> Node:
     place = attempt.place
     return Node(
         turn=attempt.turn,
-        key=next_key(place.history_key, answer),
+        key=place.keys.next(place.history_key, answer),
         protocol=attempt.incoming.protocol,
         parent=place.parent,
         num_kept=place.num_kept,
@@ -151,6 +153,7 @@ def _node(attempt: Attempt, record: TokenRecord, answer: Message) -> Node:
         completion=array("i", record.completion_ids),
         message=answer,
         delta=record.request_delta,
+        asked=attempt.incoming.asked,
     )
 
 

@@ -6,11 +6,14 @@ ends with the engine routed at that moment, never with the one it began with.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from opengyre.seams.engine import RequestEngine
+
+_T = TypeVar("_T")
 
 
 class NoEngine(Exception):
@@ -24,6 +27,9 @@ class NoEngine(Exception):
 class EngineLost(Exception):
     """The engine was declared lost while a request waited for its next chunk."""
 
+    def __init__(self, engine_id: str, how: str = "was lost") -> None:
+        super().__init__(f"{engine_id} {how}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
@@ -34,13 +40,47 @@ class Seat:
     engine: RequestEngine
 
 
+class Lease:
+    """One request at one seat. One `wait_for` at a time."""
+
+    __slots__ = ("_is_lost", "_seat", "_task")
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._is_lost = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def lose(self) -> None:
+        """The seat is lost: who waits is woken, who comes later does not wait."""
+        self._is_lost = True
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def wait_for(self, awaitable: Awaitable[_T]) -> _T:
+        """Raises EngineLost when the seat is lost, before or meanwhile."""
+        if self._is_lost:
+            raise EngineLost(self._seat.engine_id)
+        task = self._task = asyncio.current_task()
+        assert task is not None, "only tasks wait"
+        num_before = task.cancelling()
+        try:
+            return await awaitable
+        except asyncio.CancelledError:
+            if self._is_lost and self._task is None and task.uncancel() <= num_before:
+                raise EngineLost(self._seat.engine_id) from None
+            raise
+        finally:
+            self._task = None
+
+
 class _Door:
     __slots__ = ("is_open", "leases", "seat")
 
     def __init__(self, seat: Seat, *, is_open: bool) -> None:
         self.seat = seat
         self.is_open = is_open
-        self.leases: dict[asyncio.Timeout, None] = {}
+        self.leases: dict[Lease, None] = {}
 
 
 class Routing:
@@ -81,9 +121,8 @@ class Routing:
         """Forget it; requests that wait for its chunks get EngineLost now."""
         door = self._doors.pop(engine_id, None)
         if door is not None:
-            now = asyncio.get_running_loop().time()
             for lease in door.leases:
-                lease.reschedule(now)
+                lease.lose()
 
     def set_routes(self, routes: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
         self._routes.update(routes)
@@ -129,16 +168,18 @@ class Routing:
                 self._on_hold(execution, False)
 
     @contextmanager
-    def lease(self, seat: Seat, scope: asyncio.Timeout) -> Iterator[None]:
-        """`scope` expires at once when `seat` is lost. Raises EngineLost if it already is."""
+    def lease(self, seat: Seat) -> Iterator["Lease"]:
+        """What is waited for through the lease ends at once when `seat` is lost. Raises EngineLost
+        if it already is."""
         door = self._doors.get(seat.engine_id)
         if door is None or door.seat is not seat:
             raise EngineLost(seat.engine_id)
-        door.leases[scope] = None
+        lease = Lease(seat)
+        door.leases[lease] = None
         try:
-            yield
+            yield lease
         finally:
-            door.leases.pop(scope, None)
+            door.leases.pop(lease, None)
 
     def _tell(self) -> None:
         """Wake everyone who waits; each looks for itself."""

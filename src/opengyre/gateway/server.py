@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn import Config, Server
 
 from opengyre.gateway.connection import TransportProtocol
@@ -44,7 +44,7 @@ class _Server(Server):
 
 
 @asynccontextmanager
-async def serve_gateway(app: Starlette, sock: socket.socket) -> AsyncIterator[None]:
+async def serve_gateway(app: ASGIApp, sock: socket.socket) -> AsyncIterator[None]:
     """Serve on the bound socket while inside, then close it."""
     config = Config(
         app,
@@ -54,6 +54,7 @@ async def serve_gateway(app: Starlette, sock: socket.socket) -> AsyncIterator[No
         log_config=None,
         access_log=False,
         log_level="warning",
+        proxy_headers=False,
         server_header=False,
         date_header=False,
         timeout_keep_alive=75,

@@ -10,119 +10,32 @@ only reads, so that a long prompt can be encoded in another thread; all else is 
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 import msgspec
 
 from opengyre.gateway.body import body_delta, decode_object, restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
-from opengyre.gateway.history import (
-    call_key,
-    history_keys,
-    is_same_call,
-    is_same_reasoning,
-    next_key,
-)
+from opengyre.gateway.history import Keys, call_key, is_same_reasoning
 from opengyre.gateway.output import AnswerParser
 from opengyre.gateway.rendering import ModelRenderer
-from opengyre.gateway.request import Call, ChoiceMode, Message, Refusal, Request, Role
+from opengyre.gateway.request import Call, ChoiceMode, Message, Refusal, Request, Role, Tool
+from opengyre.gateway.turns import (
+    Attempt,
+    Cut,
+    ForkReason,
+    History,
+    Incoming,
+    Node,
+    Place,
+    full_ids,
+    holder,
+    num_kept_of,
+)
 
 _NUM_KEPT_BODIES = 8
-_NUM_KEPT_CUTS = 16
-
-
-class ForkReason(StrEnum):
-    NONE = ""
-    NEW_ROOT = "new root: no known turn is in its history"
-    REWRITTEN_TURN = "an assistant message after the known history is not ours"
-    REWRITTEN_REASONING = "reasoning was rewritten"
-    NO_BRIDGE = "the chat format cannot be extended by these messages"
-    KEPT_PARTS = "whole parts of an answer that was cut are its history"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
-    """One call as it came: `body` are its bytes, `raw` what they say; `role` as the wire tells it,
-    `protocol` the dialect's name."""
-
-    request: Request
-    raw: dict[str, Any]
-    body: bytes
-    protocol: str
-    role: str = "main"
-
-    def placed(self) -> "Incoming":
-        """What is still needed of it once its prompt is known: a long history is let go."""
-        request = replace(self.request, messages=())
-        return replace(self, request=request, raw={})
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Node:
-    """A turn whose terminal event was written. Ids are stored once: see `full_ids`. `key` is that
-    of its history with its answer."""
-
-    turn: str
-    key: bytes
-    protocol: str
-    parent: "Node | None"
-    num_kept: int
-    new_ids: "array[int]"
-    completion: "array[int]"
-    message: Message
-    delta: bytes
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_kept + len(self.new_ids) + len(self.completion)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a call attaches: the first `num_kept` of `prompt_ids` are `parent`'s, the last ones
-    are `forced_ids`, the beginning of the answer. `history_key` is that of its whole history,
-    `call_key` that of all it says, `delta` its body against the parent's."""
-
-    parent: Node | None
-    fork_reason: ForkReason
-    prompt_ids: list[int]
-    num_kept: int
-    forced_ids: list[int]
-    history_key: bytes
-    call_key: bytes
-    delta: bytes
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Attempt:
-    """One admitted call: the `attempt`-th try, from 0, of the `number`-th turn."""
-
-    execution: str
-    number: int
-    attempt: int
-    incoming: Incoming
-    place: Place
-    is_abandoned: bool = False
-
-    @property
-    def turn(self) -> str:
-        return f"{self.execution}.t{self.number}"
-
-    @property
-    def name(self) -> str:
-        """Of this attempt among all of the run; ids of answers and calls are made of it."""
-        return f"{self.turn}.a{self.attempt}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """What was sampled of an answer whose end never came."""
-
-    attempt: Attempt
-    completion_ids: list[int]
+_NUM_KEPT_CUTS = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,11 +61,10 @@ class Session:
         for a `previous` turn or a forced call that cannot be had.
         """
         request = incoming.request
-        messages = self.history(request)
-        keys = history_keys(messages, request.offered_tools)
-        parent, prompt_ids, reason = self._attach(messages, request, keys)
-        num_kept = _num_kept(parent, prompt_ids, is_extended=reason is ForkReason.NONE)
-        parent = _holder(parent, num_kept)
+        history = History.of(self.messages(request), request.offered_tools)
+        parent, prompt_ids, reason = self._attach(history)
+        num_kept = num_kept_of(parent, prompt_ids, is_extended=reason is ForkReason.NONE)
+        parent = holder(parent, num_kept)
         forced_ids = self.forced(request)
         prompt_ids += forced_ids
         self._check_room(len(prompt_ids))
@@ -162,8 +74,9 @@ class Session:
             prompt_ids=prompt_ids,
             num_kept=num_kept,
             forced_ids=forced_ids,
-            history_key=keys[-1],
-            call_key=call_key(incoming.raw, keys[-1]),
+            keys=history.keys,
+            history_key=history.so_far[-1],
+            call_key=call_key(incoming.raw, history.so_far[-1]),
             delta=body_delta(incoming.body, self.body(parent)),
         )
 
@@ -202,7 +115,7 @@ class Session:
         place = attempt.place
         node = Node(
             turn=attempt.turn,
-            key=next_key(place.history_key, message),
+            key=place.keys.next(place.history_key, message),
             protocol=attempt.incoming.protocol,
             parent=place.parent,
             num_kept=place.num_kept,
@@ -210,6 +123,7 @@ class Session:
             completion=array("i", completion_ids),
             message=message,
             delta=place.delta,
+            asked=attempt.incoming.asked,
         )
         self.adopt(node, body=attempt.incoming.body)
         return node
@@ -229,19 +143,19 @@ class Session:
         """
         if attempt.is_abandoned:
             return
-        self._cuts.append(Cut(attempt=attempt, completion_ids=list(completion_ids)))
+        self._cuts.append(Cut.of(attempt, completion_ids))
         attempt.is_abandoned = True
         following = (attempt.number, attempt.attempt + 1)
         self._retryable.setdefault(attempt.place.call_key, []).append(following)
 
-    def history(self, request: Request) -> tuple[Message, ...]:
+    def messages(self, request: Request) -> tuple[Message, ...]:
         """All messages of a call, also those of the earlier answers that it only names."""
         instructions, own = _split(request)
         later: list[tuple[Message, ...]] = []
         while request.previous:
             node = self._named(request.previous, param="previous_response_id")
             later.append((node.message, *own))
-            request = DIALECTS[node.protocol].parse(decode_object(self.body(node)))
+            request = node.asked or DIALECTS[node.protocol].parse(decode_object(self.body(node)))
             _, own = _split(request)
         messages = (*instructions, *own, *chain.from_iterable(reversed(later)))
         return tuple(self._referred(message) for message in messages)
@@ -274,58 +188,54 @@ class Session:
             raise Refusal("this model's format cannot force a call", param="tool_choice")
         return forced
 
-    def _attach(
-        self, messages: Sequence[Message], request: Request, keys: list[bytes]
-    ) -> tuple[Node | None, list[int], ForkReason]:
+    def _attach(self, history: History) -> tuple[Node | None, list[int], ForkReason]:
         """(turn it comes after or is nearest to, prompt ids, why it forks from it)."""
         reason = ForkReason.NEW_ROOT
         node: Node | None = None
-        for k in range(len(messages), 0, -1):
-            if messages[k - 1].role is not Role.ASSISTANT:
+        for k in range(len(history.messages), 0, -1):
+            if history.messages[k - 1].role is not Role.ASSISTANT:
                 continue
-            if nodes := self._nodes_by_key.get(keys[k]):
-                node = _best(nodes, messages[k - 1])
-                extended, reason = self._extended(node, messages[k - 1], messages[k:], request)
+            if nodes := self._nodes_by_key.get(history.so_far[k]):
+                node = _best(nodes, history.messages[k - 1])
+                extended, reason = self._extended(node, history, k)
                 if extended is not None:
                     return node, extended, ForkReason.NONE
                 break
-            if (
-                resumed := self._resumed(messages[k - 1], messages[k:], request, keys[k - 1])
-            ) is not None:
+            if resumed := self._resumed(history, k):
                 return *resumed, ForkReason.KEPT_PARTS
             reason = ForkReason.REWRITTEN_TURN
         if self._latest is None:
             reason = ForkReason.NONE
-        restored = [self._restored(message) for message in messages]
-        prompt_ids = self.renderer.root(restored, request.offered_tools)
-        return node or self._latest, prompt_ids, reason
+        restored = [self._restored(message, history.keys) for message in history.messages]
+        return node or self._latest, self.renderer.root(restored, history.tools), reason
 
     def _extended(
-        self, node: Node, sent: Message, new_messages: Sequence[Message], request: Request
+        self, node: Node, history: History, k: int
     ) -> tuple[list[int] | None, ForkReason]:
-        """The prompt after `node`, whose answer came back as `sent`; None and why there is none."""
+        """The prompt after `node`, which is the first `k` messages; None and why there is none."""
+        sent, later = history.messages[k - 1], history.messages[k:]
         if not is_same_reasoning(sent.reasoning, node.message.reasoning):
             return None, ForkReason.REWRITTEN_REASONING
-        if any(message.role is Role.ASSISTANT for message in new_messages):
+        if any(message.role is Role.ASSISTANT for message in later):
             return None, ForkReason.REWRITTEN_TURN
-        if not new_messages:
+        if not later:
             return None, ForkReason.NO_BRIDGE
         ids, sampled = full_ids(node), node.completion.tolist()
         del ids[len(ids) - len(sampled) :]
-        calls = node.message.calls
-        return self._bridged(ids, sampled, new_messages, request, calls), ForkReason.NO_BRIDGE
+        extended = self._bridged(ids, sampled, node.message, later, history.tools)
+        return extended, ForkReason.NO_BRIDGE
 
     def _bridged(
         self,
         prompt_ids: list[int],
         sampled_ids: list[int],
-        new_messages: Sequence[Message],
-        request: Request,
-        calls: Sequence[Call],
+        answer: Message,
+        later: Sequence[Message],
+        tools: Sequence[Tool],
     ) -> list[int] | None:
         """`prompt_ids`, made longer by the answer and what comes after it."""
         following = self.renderer.extension(
-            prompt_ids, sampled_ids, new_messages, tools=request.offered_tools, calls=calls
+            prompt_ids, sampled_ids, later, tools=tools, calls=answer.calls
         )
         if following is None:
             return None
@@ -333,46 +243,49 @@ class Session:
         prompt_ids += following
         return prompt_ids
 
-    def _resumed(
-        self, sent: Message, new_messages: Sequence[Message], request: Request, key: bytes
-    ) -> tuple[Node | None, list[int]] | None:
-        """Parent and prompt if `sent` is the whole parts of an answer to `key` that was cut."""
-        if any(message.role is Role.ASSISTANT for message in new_messages):
+    def _resumed(self, history: History, k: int) -> tuple[Node | None, list[int]] | None:
+        """Parent and prompt if message `k` is the whole parts of an answer that was cut."""
+        sent, later = history.messages[k - 1], history.messages[k:]
+        if any(message.role is Role.ASSISTANT for message in later):
             return None
         for cut in reversed(self._cuts):
-            place = cut.attempt.place
-            seen_ids = self._seen_ids(cut, sent) if place.history_key == key else []
-            if seen_ids and not new_messages:
-                return place.parent, place.prompt_ids + seen_ids
-            extended = seen_ids and self._bridged(
-                list(place.prompt_ids), seen_ids, new_messages, request, sent.calls
-            )
-            if extended:
-                return place.parent, extended
+            if cut.attempt.place.history_key != history.so_far[k - 1]:
+                continue
+            seen_ids = self._seen_ids(cut, sent)
+            if not seen_ids:
+                continue
+            if not later:
+                return cut.attempt.place.parent, cut.prompt_ids() + seen_ids
+            extended = self._bridged(cut.prompt_ids(), seen_ids, sent, later, history.tools)
+            if extended is not None:
+                return cut.attempt.place.parent, extended
         return None
 
     def _seen_ids(self, cut: Cut, sent: Message) -> list[int]:
         """The ids of `cut` up to the end of the parts that `sent` says; none if it says others."""
-        parser = self.parser(cut.attempt)
+        parser, keys = self.parser(cut.attempt), cut.attempt.place.keys
+        sampled = cut.completion.tolist()
         num_seen, was_between = 0, parser.is_between_parts
-        for number, token in enumerate(cut.completion_ids):
+        for number, token in enumerate(sampled):
             parser.feed(token)
             if parser.is_between_parts != was_between:
                 was_between = not was_between
-                is_said = _is_said(sent, parser.message())
+                is_said = _is_said(sent, parser.message(), keys)
                 num_seen = number + was_between if is_said else num_seen
-        if was_between and _is_said(sent, parser.message()):
-            num_seen = len(cut.completion_ids)
-        return cut.completion_ids[:num_seen]
+        if was_between and _is_said(sent, parser.message(), keys):
+            num_seen = len(sampled)
+        return sampled[:num_seen]
 
-    def _restored(self, message: Message) -> Message:
+    def _restored(self, message: Message, keys: Keys) -> Message:
         """Calls of ours that came back equal in value, as they were sampled."""
-        calls = tuple(self._restored_call(call) for call in message.calls)
-        return msgspec.structs.replace(message, calls=calls) if message.calls else message
+        if not message.calls:
+            return message
+        calls = tuple(self._restored_call(call, keys) for call in message.calls)
+        return msgspec.structs.replace(message, calls=calls)
 
-    def _restored_call(self, call: Call) -> Call:
+    def _restored_call(self, call: Call, keys: Keys) -> Call:
         ours = self._calls_by_id.get(call.call_id)
-        return ours if ours is not None and is_same_call(ours, call) else call
+        return ours if ours is not None and keys.is_same_call(ours, call) else call
 
     def take_retryable(self, call_key: bytes) -> tuple[int, int] | None:
         """(turn, attempt) of a request that repeats an abandoned one."""
@@ -420,36 +333,13 @@ def _split(request: Request) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     return request.messages[:start], request.messages[start:]
 
 
-def full_ids(node: Node) -> list[int]:
-    """Prompt + completion of a turn."""
-    parts: list[list[int]] = []
-    wanted = node.num_tokens
-    at: Node | None = node
-    while at is not None:
-        own = at.new_ids.tolist() + at.completion.tolist()
-        parts.append(own[: max(0, wanted - at.num_kept)])
-        wanted = min(wanted, at.num_kept)
-        at = at.parent
-    ids: list[int] = []
-    for part in reversed(parts):
-        ids += part
-    return ids
-
-
-def _is_said(sent: Message, parts: Message) -> bool:
+def _is_said(sent: Message, parts: Message, keys: Keys) -> bool:
     """`sent` says what `parts` are, which is something."""
-    if next_key(b"", sent) != next_key(b"", parts):
+    if not keys.is_same_message(sent, parts):
         return False
     is_more = bool(parts.text or parts.calls)
     reasoning = (sent.reasoning or "").strip()
     return (is_more and not reasoning) or reasoning == (parts.reasoning or "").strip() != ""
-
-
-def _holder(node: Node | None, num_kept: int) -> Node | None:
-    """The highest turn above `node` that holds its first `num_kept` ids: chains stay short."""
-    while node is not None and num_kept <= node.num_kept:
-        node = node.parent
-    return node if num_kept else None
 
 
 def _best(nodes: list[Node], message: Message) -> Node:
@@ -459,21 +349,3 @@ def _best(nodes: list[Node], message: Message) -> Node:
         if ids and [call.call_id for call in node.message.calls] == ids:
             return node
     return nodes[-1]
-
-
-def _num_kept(parent: Node | None, prompt_ids: list[int], *, is_extended: bool) -> int:
-    """How many ids of `parent` the prompt begins with; all of them if it extends it."""
-    if parent is None:
-        return 0
-    return parent.num_tokens if is_extended else _num_common(prompt_ids, full_ids(parent))
-
-
-def _num_common(one: list[int], other: list[int]) -> int:
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -117,7 +117,7 @@ class _Content:
 def _content(session: Session, record: TokenRecord) -> _Content:
     try:
         turn = restore_turn(session, record)
-        history = session.history(turn.request)
+        history = session.messages(turn.request)
     except (BoundaryError, Refusal) as error:
         return _Content(problem=str(error))
     return _Content(

@@ -47,6 +47,8 @@ def integer(body: Mapping[str, Any], name: str, *, low: int) -> int | None:
     value = body.get(name)
     if value is None:
         return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**63:
         raise refused(name, f"{name} must be an integer of at least {low}")
     return value

@@ -8,6 +8,4 @@ from opengyre.gateway.dialects.openai_responses import OpenAIResponses
 OPENAI_CHAT: Dialect = OpenAIChat()
 OPENAI_RESPONSES: Dialect = OpenAIResponses()
 ANTHROPIC: Dialect = Anthropic()
-DIALECTS: dict[str, Dialect] = {
-    one.name: one for one in (OPENAI_CHAT, OPENAI_RESPONSES, ANTHROPIC)
-}
+DIALECTS: dict[str, Dialect] = {one.name: one for one in (OPENAI_CHAT, OPENAI_RESPONSES, ANTHROPIC)}
