@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 from cases_rig import ANSWER, ARGUMENTS, EACH_PROTOCOL, THOUGHT, WORDS, open_case, witness
 from cases_speakers import SPEAKERS, Said, Speaker
 from gateway_rig import MODEL
+from msgspec import to_builtins
 from run_rig import drive, make_trails
 from typer.testing import CliRunner
 
 from opengyre.cli.main import app
+from opengyre.runtime.export import open_recorded, rows_of
 from opengyre.runtime.standalone import records_folder
 from opengyre.seams.records import TokenRecord
 from opengyre.store.segments import SegmentReader, SegmentWriter
@@ -151,6 +154,35 @@ def test_a_damaged_record_is_named_and_only_its_descendants_lose_their_prompts(
     assert rows[0]["problem"] == "tokens: its parent e000001.t1 is not restored"
     assert "gyre: segment 0 at 8: a damaged record of" in told.stderr
     assert "e000001.t3 attempt 0: tokens: its parent e000001.t2 is not restored" in told.stderr
+
+
+def test_whatever_bytes_are_damaged_what_is_told_is_true(tmp_path: Path) -> None:
+    records, _ = asyncio.run(three_turns(SPEAKERS[2]))
+    folder = record_folder(tmp_path / "records", records)
+    segment = folder / "tokens" / "0000.seg"
+    whole = segment.read_bytes()
+    known = {_name(row): row for row in rows_in(folder)[0]}
+    for seed in range(60):
+        source = random.Random(seed)
+        damaged = bytearray(whole)
+        for _ in range(source.randint(1, 3)):
+            at, size = source.randrange(8, len(whole)), source.choice([1, 4, 400])
+            damaged[at : at + size] = source.randbytes(source.choice([size, 0, 2 * size]))
+        segment.write_bytes(damaged)
+        rows, problems = rows_in(folder)
+        assert len(rows) == len(known) or problems
+        for row in rows:
+            kept = {key for key in row if row[key] is not None} - {"problem", "offset_bytes"}
+            if not row["problem"]:
+                assert kept >= {"messages", "answer", "prompt_ids", "tools"}
+            assert {key: row[key] for key in kept} == {key: known[_name(row)][key] for key in kept}
+
+
+def rows_in(folder: Path) -> tuple[list[Row], list[str]]:
+    recorded = open_recorded(folder)
+    rows = [to_builtins(row) for row in rows_of(recorded)]
+    totals = recorded.totals
+    return rows, [*totals.problems, *["unfinished"] * totals.num_unfinished]
 
 
 def test_an_unfinished_record_at_the_end_is_no_failure(tmp_path: Path) -> None:
