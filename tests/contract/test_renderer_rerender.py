@@ -53,6 +53,21 @@ def test_each_turn_is_rendered_by_the_chat_template_and_none_extends_another(
         renderer.root([Message(role=Role.SYSTEM, text="s"), USER], ())
 
 
+def test_reasoning_that_the_template_opens_is_reasoning(tmp_path: Path) -> None:
+    made = folder(
+        tmp_path, TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>{% endif %}")
+    )
+    (made / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 848]}))
+    renderer = load_renderer(made, allow_rerender=True)
+    assert 7 in renderer.stop_ids
+    one = renderer.parser(stops=(), call_id=str)
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    for token in tokenizer.encode("hm</think>So.", add_special_tokens=False).ids:
+        one.feed(token)
+    one.finish()
+    assert (one.message().reasoning, one.message().text) == ("hm", "So.")
+
+
 def test_rendering_anew_needs_a_chat_template(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no chat template"):
         load_renderer(folder(tmp_path, ""), allow_rerender=True)

@@ -10,6 +10,7 @@ import renderers.base
 from checks.families import PAGE, page
 from opengyre.gateway.families import FAMILIES, LEFT_OUT, find_family
 from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.tokenizer import read_chat_template
 from opengyre.seams.errors import ConfigError
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
@@ -90,6 +91,28 @@ def test_a_folder_named_like_a_known_model_is_that_model(tmp_path: Path) -> None
     load_renderer(folder(snapshot, name="0123", template="<function=", model_type="qwen3"))
     with pytest.raises(ConfigError, match="may be"):
         load_renderer(folder(tmp_path, name="other", template="<function=", model_type="qwen3"))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("chat_template.json", "preserve_thinking"),
+        ("tokenizer_config.json", "preserve_thinking"),
+        (
+            "tokenizer_config.json",
+            [
+                {"name": "tool_use", "template": "other"},
+                {"name": "default", "template": "preserve_thinking"},
+            ],
+        ),
+    ],
+)
+def test_a_chat_template_is_found_wherever_models_keep_it(
+    tmp_path: Path, name: str, told: object
+) -> None:
+    assert read_chat_template(tmp_path) == ""
+    (tmp_path / name).write_text(json.dumps({"chat_template": told}))
+    assert read_chat_template(tmp_path) == "preserve_thinking"
 
 
 def test_a_tokenizer_without_the_familys_markers_is_refused(tmp_path: Path) -> None:

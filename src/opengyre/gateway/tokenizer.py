@@ -67,10 +67,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_chat_template(folder: Path) -> str:
-    """The Jinja text that came with the model, "" if none did."""
+    """The Jinja text that came with the model, the default one of several, "" if none did.
+
+    Raises ConfigError for a file that cannot be read.
+    """
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    path = folder / "tokenizer_config.json"
-    template = read_json(path).get("chat_template") if path.is_file() else None
-    return template if isinstance(template, str) else ""
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = folder / name
+        told = read_json(path).get("chat_template") if path.is_file() else None
+        several = {one["name"]: one["template"] for one in told} if isinstance(told, list) else {}
+        template = several.get("default", told)
+        if isinstance(template, str):
+            return template
+    return ""
