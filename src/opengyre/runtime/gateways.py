@@ -101,6 +101,15 @@ class Gateways:
     def names(self) -> tuple[str, ...]:
         return tuple(self._gateways)
 
+    def waits(self) -> tuple[str, ...]:
+        """Who waits for a gateway that is on its way back, in words."""
+        return tuple(
+            f"{len(one.sessions)} executions wait for {one.name}, which is down for "
+            f"{_now_s() - one.down_since_s:.0f} s"
+            for one in self._gateways.values()
+            if one.begun and not one.is_up.is_set()
+        )
+
     async def start(self) -> None:
         """All at once. Raises BoundaryError, ConfigError where the user's input is at fault."""
         places = self._places

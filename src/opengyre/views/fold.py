@@ -152,6 +152,7 @@ class Fold:
                 self.state.continued.append((self.state.now_s, value))
                 self._engines.mark("continued", value.to_engine, f"{value.turn}: {value.reason}")
             case seen.GatewayLost():
+                self.state.gateways_lost.append(value)
                 self._forget_cut_calls(value)
             case seen.MemberJoined():
                 self.state.joins.append((self.state.now_s, value))

@@ -125,6 +125,7 @@ class RunState:
         self.continued: list[tuple[float, seen.Continued]] = []
         self.published: list[tuple[float, seen.VersionPublished]] = []
         self.harness_errors: list[seen.HarnessError] = []
+        self.gateways_lost: list[seen.GatewayLost] = []
         self.turns: dict[tuple[str, int], TurnRecord] = {}
         self.joins: list[tuple[float, seen.MemberJoined]] = []
         self.samples: list[Sample] = []

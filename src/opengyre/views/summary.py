@@ -41,6 +41,7 @@ def summarise(state: RunState) -> dict[str, Any]:
         "requests_continued_by_reason": _counted(why_continued(one) for _, one in state.continued),
         "tokens_lost": tokens_lost(state),
         "harness_errors_from_moves": sum(one.during_move for one in state.harness_errors),
+        "gateway_deaths": len(state.gateways_lost),
         "publications": len({one.version for _, one in state.published}),
         "publications_across_live_requests": len(versions_across_requests(state)),
         "retention_decisions": {"retained": state.num_retained, "returned": state.num_returned},
