@@ -256,7 +256,7 @@ def _starts_sessions_anew(real: Any) -> Any:
 
 def _comes_back_behind_shut_doors(real: Any) -> Any:
     async def _connect(self: Any, one: Any, link: Any) -> None:
-        await self._ask(one, link.connect)
+        await self.lives.ask(one, link.connect)
 
     return _connect
 

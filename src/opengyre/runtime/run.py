@@ -25,7 +25,8 @@ from opengyre.runtime.apply import Applier, ApplierParts
 from opengyre.runtime.book import Book
 from opengyre.runtime.controller import Controller
 from opengyre.runtime.executions import ExecutionParts, Executions
-from opengyre.runtime.gateways import GatewayPlaces, Gateways
+from opengyre.runtime.gateway_lives import GatewayPlaces
+from opengyre.runtime.gateways import Gateways
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.opening import OpenRun, open_run
 from opengyre.runtime.prepare import Prepared, harness_of, limits_of
@@ -151,7 +152,7 @@ class Run:
         try:
             await self.processes.quit_all()
         finally:
-            self.gateways.close()
+            self.gateways.lives.close()
 
     def _controller(self, applier: Applier) -> Controller:
         return Controller(

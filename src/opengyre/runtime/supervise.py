@@ -76,7 +76,7 @@ class Supervisor:
         runs in `tasks`."""
         self._tasks = tasks
         async with asyncio.TaskGroup() as starts:
-            starts.create_task(self._gateways.start())
+            starts.create_task(self._gateways.lives.start())
             cells = [starts.create_task(self._start(engine)) for engine in self._engines]
         for cell in cells:
             await self._bring_in(cell.result())
@@ -85,8 +85,8 @@ class Supervisor:
         """Told by Processes, once per incarnation."""
         if self._tasks is None:
             return
-        if name in self._gateways.names:
-            return self._gateways.died(name, incarnation, reason, self._tasks)
+        if name in self._gateways.lives.members:
+            return self._gateways.lives.died(name, incarnation, reason, self._tasks)
         spec = self._engines[name]
         self._inbox.tell(EngineLost(engine=spec.engine, incarnation=incarnation, reason=reason))
         self._tasks.create_task(self._replace(name))

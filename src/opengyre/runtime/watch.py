@@ -116,7 +116,7 @@ def view_state(run: Run, rate: _Rate) -> ViewState:
         tokens_per_s=rate.per_s(wall_s, run.told.num_sampled_tokens),
         num_continued=run.told.num_continued,
         engines=tuple(_lane(seen, engine) for engine in seen.engines),
-        waiting_for=(*run.gateways.waits(), *seen.waiting_for),
+        waiting_for=(*run.gateways.lives.waits(), *seen.waiting_for),
     )
 
 
