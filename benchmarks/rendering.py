@@ -19,7 +19,7 @@ from opengyre.gateway.dialects.anthropic import Anthropic
 from opengyre.gateway.dialects.dialect import Dialect
 from opengyre.gateway.dialects.openai_chat import OpenAIChat
 from opengyre.gateway.dialects.openai_responses import OpenAIResponses
-from opengyre.gateway.history import call_key, history_keys
+from opengyre.gateway.history import Keys, call_key
 from opengyre.gateway.rendering import load_renderer
 from opengyre.gateway.request import Call, Message, Role
 from opengyre.gateway.tokenizer import TokenizerAdapter, read_tokenizer
@@ -150,7 +150,7 @@ def body_curve(dialect: Dialect, make: Callable[[int], dict[str, Any]]) -> None:
             lambda b=body: msgspec.json.decode(b),
             lambda b=body: bodies.decode_object(b),
             lambda r=raw: dialect.parse(r),
-            lambda r=request: history_keys(r.messages, r.tools),
+            lambda r=request: Keys(r.tools).all(r.messages),
             lambda r=raw: call_key(r, b""),
         ]
         bound, *parts = [best_ms(act, num_runs) / num_mb for act in acts]
