@@ -158,7 +158,6 @@ def test_case_03_malformed_arguments_attach_by_their_raw_text(raw: str, is_strea
     asyncio.run(main())
 
 
-@pytest.mark.xfail(strict=True, reason="calls are compared without their schema's defaults")
 @pytest.mark.parametrize(
     ("sampled", "is_filled"),
     [('{"command": "ls"}', True), ('{"command": "ls", "quiet": false}', False)],
