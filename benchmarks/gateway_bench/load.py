@@ -14,7 +14,9 @@ from opengyre.engines.http_stream import EventLines, HttpPool, parse_origin
 from opengyre.engines.letters import letters
 from opengyre.seams.errors import BoundaryError
 
-REQUEST_DEADLINE_S = 90.0
+REQUEST_DEADLINE_S = 30.0
+MAX_REFUSED = 20
+RETRY_S = 0.5
 
 
 class _Delta(msgspec.Struct):
@@ -43,13 +45,15 @@ class Target:
 
 @dataclass(slots=True, kw_only=True)
 class Heard:
-    """One answer. `arrivals`: (seconds, letters so far); `failure` "" if its end came."""
+    """One answer. `arrivals`: (seconds, letters so far); `failure` "" if its end came.
+    `num_refused`: calls before it that gave no token."""
 
     tag: str
     sent_s: float = 0.0
     text: str = ""
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     failure: str = "no end"
+    num_refused: int = 0
 
     def is_whole(self, num_tokens: int) -> bool:
         """Every letter, once and in order, and a proper end."""
@@ -149,15 +153,28 @@ async def closed_loop(
     return heard
 
 
-async def burst(target: Target, *, num_streams: int, ramp_s: float) -> list[Heard]:
-    """One stream for each session, begun one after another within `ramp_s`."""
+async def streams(target: Target, *, num_streams: int, num_at_once: int) -> list[Heard]:
+    """So many streams in all, each of a session of its own. A call that was refused before its
+    first token is made again, as agents do; a stream that broke is not."""
     client = Client(target)
+    numbers = iter(range(num_streams))
+    heard: list[Heard] = []
 
-    async def stream(number: int) -> Heard:
-        await asyncio.sleep(ramp_s * number / num_streams)
-        return await client.ask(f"s{number}", f"tag {number};")
+    async def insist(number: int) -> Heard:
+        for num_refused in range(MAX_REFUSED):
+            one = await client.ask(f"s{number}", f"tag {number};")
+            one.num_refused = num_refused
+            if one.text or not one.failure:
+                break
+            await asyncio.sleep(RETRY_S)
+        return one
+
+    async def one_after_another() -> None:
+        for number in numbers:
+            heard.append(await insist(number))  # noqa: PERF401
 
     async with asyncio.TaskGroup() as tasks:
-        made = [tasks.create_task(stream(number)) for number in range(num_streams)]
+        for _ in range(num_at_once):
+            tasks.create_task(one_after_another())
     client.close()
-    return [one.result() for one in made]
+    return heard

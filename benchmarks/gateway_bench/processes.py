@@ -112,6 +112,8 @@ def _argv(name: str, port: int, urls: list[str]) -> list[object]:
         each = [part for url in urls for part in ("--worker", url)]
         return [program, *each, "--store", "memory", "--log-level", "error", *where]
     more: list[object] = ["--worker-urls", *urls, "--prometheus-port", _free_port()]
+    more += ["--disable-circuit-breaker", "--health-check-interval-secs", 1]
+    more += ["--health-success-threshold", 1]
     return [program, *(["launch"] if name == "smg" else []), *more, *where]
 
 
