@@ -99,11 +99,15 @@ class Scene:
                 hold_comment_s=self.hold_comment_s,
             )
             async with asyncio.TaskGroup() as tasks, open_stage(settings, engines) as stage:
-                if self.strike is not None:
-                    strike = self.strike(Live(gateway=stage.gateway, engines=engines, tasks=tasks))
-                    for engine in engines.values():
-                        engine.strike = strike
+                self._arm(Live(gateway=stage.gateway, engines=engines, tasks=tasks))
                 return await self._play(stage, task, log)
+
+    def _arm(self, live: "Live") -> None:
+        if self.strike is None:
+            return
+        strike = self.strike(live)
+        for engine in live.engines.values():
+            engine.strike = strike
 
     async def _play(self, stage: Stage, task: Task, log: Log) -> "Outcome":
         proxy = self.proxy(stage.gateway.address)

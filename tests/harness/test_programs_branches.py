@@ -59,6 +59,22 @@ def test_case_6_concurrent_sub_agents_are_branches_that_leave_the_main_one_whole
     assert len(run.committed) == len(run.calls)
 
 
+@pytest.mark.parametrize("name", WITH_SUB_AGENTS)
+def test_case_4_results_of_parallel_calls_attach_in_whatever_order_they_come(name: str) -> None:
+    director = Director(
+        main=(
+            (shell("sleep 0.7; echo slow >> out"), shell("echo fast >> out"), shell("ls numbers")),
+            (shell("cat out"),),
+        )
+    )
+    run = Scene(profile_of(name), respond=director.respond).run()
+    run.check_ended_well()
+    assert sorted(run.files["out"].split()) == ["fast", "slow"]
+    run.check_recorded_exactly()
+    run.check_one_unbroken_branch()
+    assert len(run.committed) == len(run.calls) == 3
+
+
 def compacting(name: str) -> tuple[HarnessProfile, Director]:
     """The profile made to compact early, and what the model does before and after."""
     profile = profile_of(name)

@@ -6,6 +6,7 @@ import pytest
 
 from opengyre.config.base import SHIPPED_HARNESSES
 from opengyre.config.harness_profile import load_profile
+from opengyre.config.load import load_config
 from opengyre.gateway.labels import Evidence, role_of
 from opengyre.gateway.request import Message, Request, Role
 from opengyre.runtime.label_rules import label_rules
@@ -138,3 +139,21 @@ def test_qwen_code_tells_its_calls_by_system_text_and_tools() -> None:
     assert role("qwen-code", QWEN_SUB, TASK) == "main"
     assert role("qwen-code", QWEN_SUMMARY, TASK, body={}) == "main-summary"
     assert role("qwen-code", QWEN, TASK, body={"tools": []}) == "side"
+
+
+CONFIG = '[run]\ndir = "r"\nnum_steps = 1\n[model]\npath = "m"\n[[tasks]]\npath = "t"\n'
+
+
+def test_a_config_names_a_shipped_profile_or_a_file_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG)
+    assert load_config(path).harness.profile == "gyre-agent"
+    assert load_config(path, ["harness.profile=codex"]).harness.profile == "codex"
+    own = load_config(path, ['harness.profile="agents/mine.toml"']).harness.profile
+    assert own == str(tmp_path / "agents" / "mine.toml")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["harness.profile=cursor"])
+    assert str(caught.value).removeprefix(f"{path}: ") == (
+        'harness.profile = "cursor": expected one of claude-code, codex, command, gyre-agent, '
+        "mini-swe-agent, qwen-code, or the path of a .toml file"
+    )
