@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from opengyre.gateway.body import body_delta, decode_object, restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
-from opengyre.gateway.history import history_keys
+from opengyre.gateway.history import Keys
 from opengyre.gateway.rendering import load_renderer
 from opengyre.gateway.restoring import restore_session
 from opengyre.gateway.sessions import Session
@@ -66,7 +66,7 @@ def reading_row(conversation: Conversation, shape: str, n: int) -> str:
         for work in (
             lambda: decode_object(body),
             lambda: dialect.parse(raw),
-            lambda: history_keys(request.messages, request.offered_tools),
+            lambda: Keys(request.offered_tools).all(request.messages),
             lambda: body_delta(body, parent),
             lambda: restore_body(delta, parent),
         )

@@ -135,8 +135,7 @@ def _history_key(session: Session, record: TokenRecord, request: Request, keys: 
 
 def _answer(session: Session, attempt: Attempt, record: TokenRecord) -> Message:
     parser = session.parser(attempt)
-    for token in record.completion_ids:
-        parser.feed(token)
+    parser.feed_all(record.completion_ids)
     parser.finish()
     return parser.message()
 
