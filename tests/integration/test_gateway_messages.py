@@ -147,8 +147,10 @@ def begun_or_no(prompt_ids: list[int], seed: int) -> list[int]:
 def test_a_call_that_is_asked_for_is_what_comes(choice: Any) -> None:
     async def main() -> None:
         async with open_rig({"s0": ScriptedEngine(begun_or_no)}) as rig, client_of(rig) as client:
+            body = {"messages": HELLO, "tools": [BASH], "tool_choice": choice}
+            counted = await client.messages.count_tokens(model="m", **body)
+            assert counted.input_tokens == (await streamed(client, **body)).start.usage.input_tokens
             for is_stream in (True, False):
-                body = {"messages": HELLO, "tools": [BASH], "tool_choice": choice}
                 (block,) = await turn(client, is_stream=is_stream, **body)
                 assert (block["name"], block["input"]) == ("bash", {"command": "ls"})
             (block,) = await turn(client, is_stream=True, messages=HELLO, tools=[BASH])
