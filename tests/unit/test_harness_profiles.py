@@ -7,7 +7,7 @@ import pytest
 
 from opengyre.config.base import SHIPPED_HARNESSES
 from opengyre.config.harness_profile import HarnessProfile, load_profile
-from opengyre.harness.profiles import ProfileHarness, Staged, check_command, open_harness
+from opengyre.harness.profiles import ProfileHarness, Staged, check_launch, open_harness
 from opengyre.harness.programs import Program
 from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import HarnessJob, LaunchSpec, Limits
@@ -118,4 +118,14 @@ def test_a_url_with_a_scheme_but_no_port_gets_the_port_of_its_scheme(job: Harnes
 )
 def test_a_command_that_cannot_be_filled_in_is_refused(argv: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        check_command(argv)
+        check_launch(load_profile("command"), argv)
+
+
+def test_a_command_beside_a_profiles_own_command_line_is_refused() -> None:
+    with pytest.raises(ConfigError, match="codex has a command line of its own"):
+        check_launch(load_profile("codex"), ("/bin/true",))
+
+
+def test_a_users_profile_without_a_command_line_is_refused() -> None:
+    with pytest.raises(ConfigError, match="mine: launch.argv is empty"):
+        check_launch(HarnessProfile(name="mine"), ())

@@ -47,7 +47,10 @@ def test_what_make_harnesses_installed_comes_before_the_path_and_a_named_one_bef
 
 
 def test_a_profile_without_a_program_needs_none() -> None:
-    assert find_program(HarnessProfile(name="mine")) is None
+    bare = HarnessProfile(name="mine")
+    assert find_program(bare) is None
+    with pytest.raises(ConfigError, match="/opt/x: mine starts no program"):
+        find_program(bare, Path("/opt/x"))
 
 
 def test_a_missing_program_is_a_line_that_says_how_to_install_it(here: Path) -> None:

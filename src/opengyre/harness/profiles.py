@@ -20,6 +20,8 @@ from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import HarnessJob, LaunchSpec
 
 GYRE_AGENT = Path(__file__).with_name("gyre_agent.py").resolve()
+COMMAND = "command"
+"""The shipped profile without a command line: the user's own stands for it."""
 INSTRUCTION_FILE = "instruction.md"
 HOME_FOLDER, TEMPORARY_FOLDER = "home", "tmp"
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -97,7 +99,7 @@ def open_harness(
     command: tuple[str, ...] = (),
 ) -> ProfileHarness:
     """A harness from its parts; `settings` are the config's values for templates, `command` the
-    user's own command line (checked by `check_command`)."""
+    user's own command line (checked by `check_launch`)."""
     values = {
         **settings,
         "python": str(staged.python),
@@ -117,11 +119,17 @@ def open_harness(
     )
 
 
-def check_command(argv: tuple[str, ...]) -> None:
-    """Raises ConfigError for a command that could not be filled in."""
-    if not argv or not argv[0]:
+def check_launch(profile: HarnessProfile, command: tuple[str, ...]) -> None:
+    """Raises ConfigError if there is no command line, or one that cannot be filled in."""
+    if profile.launch.argv:
+        if command:
+            raise ConfigError(f"{profile.name} has a command line of its own: leave COMMAND out")
+        return
+    if profile.name != COMMAND:
+        raise ConfigError(f"{profile.name}: launch.argv is empty: expected a command line")
+    if not command or not command[0]:
         raise ConfigError("harness.command is empty: expected a program and its arguments")
-    for part in argv:
+    for part in command:
         if problem := template_problem(part):
             raise ConfigError(f"harness.command = {part}: {problem}")
 

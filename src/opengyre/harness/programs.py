@@ -39,6 +39,8 @@ def find_program(profile: HarnessProfile, named: Path | None = None) -> Program 
     is not there.
     """
     if profile.launch.program is None:
+        if named is not None:
+            raise ConfigError(f"{named}: {profile.name} starts no program; leave it out")
         return None
     path = named or _installed(profile.launch.program) or _on_path(profile.launch.program)
     if path is None or not os.access(path, os.X_OK):

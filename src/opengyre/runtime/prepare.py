@@ -15,7 +15,7 @@ from opengyre.config.harness_profile import HarnessProfile, load_profile
 from opengyre.config.root import RunConfig, config_warnings
 from opengyre.control.config import EngineSpec, Overdue, PolicyName, SchedulerConfig
 from opengyre.control.ids import cell_engine_id, standalone_engine_id
-from opengyre.harness.profiles import Staged, check_command, open_harness
+from opengyre.harness.profiles import Staged, check_launch, open_harness
 from opengyre.harness.programs import Program, find_program
 from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import Harness, Limits
@@ -40,9 +40,8 @@ class Prepared:
 
 def prepare(config: RunConfig) -> Prepared:
     """Read and check the input. Raises ConfigError."""
-    if config.harness.profile == "command":
-        check_command(config.harness.command)
     profile = load_profile(config.harness.profile)
+    check_launch(profile, config.harness.command)
     program = find_program(profile, config.harness.program)
     folder = model_folder(config.model.path)
     config = config.model_copy(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opengyre.config.harness_profile import load_profile
-from opengyre.harness.profiles import check_command
+from opengyre.harness.profiles import check_launch
 from opengyre.harness.programs import find_program
 from opengyre.runtime.example_task import SOLUTION_SCRIPT, solution_of, write_example_task
 from opengyre.runtime.scripted_solver import ScriptedSolver
@@ -61,10 +61,7 @@ async def try_harness(asked: TryAsked) -> TryReport:
 
 async def _try(asked: TryAsked) -> TryReport:
     profile = load_profile(asked.harness)
-    if profile.name == "command":
-        check_command(asked.command)
-    elif asked.command:
-        raise ConfigError(f"{profile.name} has a command line of its own: leave COMMAND out")
+    check_launch(profile, asked.command)
     if asked.engine is not None and asked.model is None:
         raise ConfigError("--engine needs --model FOLDER beside it: the model's tokenizer")
     if asked.keep is not None and asked.keep.exists():
