@@ -3,10 +3,9 @@
 import asyncio
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from opengyre.runtime.durable import recover, untold
+from opengyre.runtime.durable import recover
 from opengyre.runtime.messages import GatewaySetup, OpenSession
 from opengyre.seams.errors import ConfigError
 from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
@@ -49,22 +48,40 @@ def write(writer: SegmentWriter, *turns: str) -> list[SegmentRef]:
     return [writer.append(record(turn)) for turn in turns]
 
 
-def setup_of(folder: Path, *sessions: tuple[str, int], told: SegmentRef | None) -> GatewaySetup:
+def setup_of(
+    folder: Path,
+    *sessions: tuple[str, int],
+    told: SegmentRef | None = None,
+    turns: list[SegmentRef] | None = None,
+) -> GatewaySetup:
     return GatewaySetup(
         config_json="",
         tokens_dir=str(folder),
         listen_fd=-1,
         sessions=[
-            OpenSession(execution=name, key="k", engine="c0", seed=0, first_turn=first_turn)
+            OpenSession(
+                execution=name,
+                key="k",
+                engine="c0",
+                seed=0,
+                first_turn=first_turn,
+                turns=turns or [],
+            )
             for name, first_turn in sessions
         ],
         told=told,
     )
 
 
-def recovered(setup: GatewaySetup) -> dict[str, list[str]]:
+def recovered(setup: GatewaySetup) -> dict[str, tuple[list[str], list[str]]]:
     found = asyncio.run(recover(setup))
-    return {name: [one.header.turn for one in records] for name, records in found.items()}
+    return {
+        name: (
+            [record.header.turn for record in one.told],
+            [record.header.turn for record in one.untold],
+        )
+        for name, one in found.items()
+    }
 
 
 def test_two_writers_of_one_folder_never_share_a_file_and_each_ones_numbers_grow(
@@ -90,8 +107,24 @@ def test_the_sessions_that_go_on_get_the_records_of_their_launch_in_order(tmp_pa
         writer = SegmentWriter(tmp_path)
         write(writer, *turns)
         asyncio.run(writer.close())
-    setup = setup_of(tmp_path, ("e1", 1), ("e3", 0), ("e4", 0), told=None)
-    assert recovered(setup) == {"e1": ["e1.t2", "e1.t3", "e1.t4"], "e3": ["e3.t1"], "e4": []}
+    assert recovered(setup_of(tmp_path, ("e1", 1), ("e3", 0), ("e4", 0))) == {
+        "e1": ([], ["e1.t2", "e1.t3", "e1.t4"]),
+        "e3": ([], ["e3.t1"]),
+        "e4": ([], []),
+    }
+
+
+def test_only_what_lies_behind_the_last_told_turn_is_told(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path)
+    refs = write(writer, "e1.t1", "e1.t2")
+    asyncio.run(writer.close())
+    writer = SegmentWriter(tmp_path)
+    refs += write(writer, "e1.t3")
+    asyncio.run(writer.close())
+    names = ["e1.t1", "e1.t2", "e1.t3"]
+    for num_told in (1, 2, 3):
+        setup = setup_of(tmp_path, ("e1", 0), told=refs[num_told - 1], turns=refs[:num_told])
+        assert recovered(setup) == {"e1": (names[:num_told], names[num_told:])}
 
 
 def test_a_record_torn_by_the_death_never_happened(tmp_path: Path) -> None:
@@ -100,32 +133,21 @@ def test_a_record_torn_by_the_death_never_happened(tmp_path: Path) -> None:
     asyncio.run(writer.close())
     path = tmp_path / "0000.seg"
     path.write_bytes(path.read_bytes()[:-3])
-    assert recovered(setup_of(tmp_path, ("e1", 0), told=None)) == {"e1": ["e1.t1"]}
-
-
-def test_only_what_lies_behind_the_last_told_turn_is_told(tmp_path: Path) -> None:
-    writer = SegmentWriter(tmp_path)
-    refs = write(writer, "e1.t1", "e1.t2")
-    asyncio.run(writer.close())
-    writer = SegmentWriter(tmp_path)
-    write(writer, "e1.t3")
-    asyncio.run(writer.close())
-    records = asyncio.run(recover(setup_of(tmp_path, ("e1", 0), told=refs[0])))["e1"]
-    assert [one.header.turn for one in records] == ["e1.t1", "e1.t2", "e1.t3"]
-    for told, expected in ((None, 3), (refs[0], 2), (refs[1], 1)):
-        assert len(untold(records, told)) == expected
+    assert recovered(setup_of(tmp_path, ("e1", 0))) == {"e1": ([], ["e1.t1"])}
 
 
 def test_a_first_life_reads_nothing(tmp_path: Path) -> None:
-    assert recovered(setup_of(tmp_path / "missing", told=None)) == {}
+    assert recovered(setup_of(tmp_path / "missing")) == {}
 
 
-def test_files_before_the_first_of_interest_are_not_read(tmp_path: Path) -> None:
+def test_files_before_the_last_told_turn_are_read_only_where_a_session_has_turns(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "0000.seg").write_bytes(b"another format")
     writer = SegmentWriter(tmp_path)
-    write(writer, "e1.t1")
+    (ref,) = write(writer, "e1.t1")
     asyncio.run(writer.close())
-    setup = setup_of(tmp_path, ("e1", 0), told=None)
     with pytest.raises(ConfigError):
-        recovered(setup)
-    assert recovered(msgspec.structs.replace(setup, first_segment=1)) == {"e1": ["e1.t1"]}
+        recovered(setup_of(tmp_path, ("e1", 0)))
+    setup = setup_of(tmp_path, ("e1", 0), told=ref, turns=[ref])
+    assert recovered(setup) == {"e1": (["e1.t1"], [])}

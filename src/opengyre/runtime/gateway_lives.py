@@ -30,6 +30,7 @@ MODULE = "opengyre.runtime.gateway_process"
 MAX_DEATHS = 3
 DEATHS_WITHIN_S = 300.0
 ANSWER_S = 30.0
+READY_WITHIN_S = 300.0
 BACK_WITHIN_S = 600.0
 
 
@@ -219,6 +220,7 @@ class GatewayLives:
             module=MODULE,
             setup=self._setup(one),
             fds=(one.sock.fileno(),),
+            within_s=READY_WITHIN_S,
         )
         if self._processes.incarnation(one.name) != one.life:
             raise BoundaryError(one.name, "it died as soon as it was ready", retryable=True)
@@ -226,19 +228,17 @@ class GatewayLives:
         one.is_up.set()
 
     def _setup(self, one: GatewayMember) -> m.GatewaySetup:
-        """The oldest file of interest holds the first turn of a living session, or may hold the
-        first one that was not told."""
-        turns = [self._book.executions[execution].turns[:1] for execution in one.sessions]
-        segments = [turn.ref.segment for first in turns for turn in first]
-        segments += [] if one.told is None else [one.told.segment]
         return m.GatewaySetup(
             config_json=self._places.config_json,
             tokens_dir=str(self._places.tokens_dir),
             listen_fd=one.sock.fileno(),
-            sessions=list(one.sessions.values()),
-            first_segment=min(segments, default=0),
+            sessions=[self._with_turns(opening) for opening in one.sessions.values()],
             told=one.told,
         )
+
+    def _with_turns(self, opening: m.OpenSession) -> m.OpenSession:
+        refs = [turn.ref for turn in self._book.executions[opening.execution].turns]
+        return msgspec.structs.replace(opening, turns=refs)
 
     def _hold(self, one: GatewayMember, *, is_held: bool) -> None:
         """Held by the death of their gateway, from now on or no longer; either way, cut by it."""

@@ -22,7 +22,7 @@ from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings, Sa
 from opengyre.gateway.rendering import load_renderer
 from opengyre.runtime import messages as m
 from opengyre.runtime.child import Child, run_child
-from opengyre.runtime.durable import recover, untold
+from opengyre.runtime.durable import recover
 from opengyre.runtime.label_rules import label_rules
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import TokenRecord, TurnRecord
@@ -48,11 +48,11 @@ class GatewayProcess:
 
     async def restore(self, setup: m.GatewaySetup) -> None:
         """Open the sessions that go on, and tell what no earlier life told of them."""
-        records = await recover(setup)
+        found = await recover(setup)
         for opening in setup.sessions:
-            known = records[opening.execution]
-            self._open_session(opening, known)
-            for record in untold(known, setup.told):
+            records = found[opening.execution]
+            self._open_session(opening, [*records.told, *records.untold])
+            for record in records.untold:
                 self._child.tell(m.TurnTold(turn=record.header))
             await self._child.flush()
 

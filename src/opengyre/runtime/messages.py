@@ -215,25 +215,26 @@ class EngineGone(Message, frozen=True, kw_only=True):
 
 
 class OpenSession(Message, frozen=True, kw_only=True):
-    """`first_turn`: how many turns earlier launches of this execution took."""
+    """`first_turn`: how many turns earlier launches of this execution took. `turns`: where those of
+    this launch lie that an earlier life of the gateway told, in order."""
 
     execution: str
     key: str
     engine: str
     seed: int
     first_turn: int = 0
+    turns: list[SegmentRef] = []
 
 
 class GatewaySetup(Message, frozen=True, kw_only=True):
-    """`listen_fd` is a bound socket that outlives the process. `sessions` go on from their records,
-    which lie in segments from `first_segment` on; those behind `told` are told before it is ready
-    (None: all of them)."""
+    """`listen_fd` is a bound socket that outlives the process. `sessions` go on from their records;
+    `told` is the last one that was told, and what lies behind it is told before this gateway is
+    ready (None: nothing was told yet)."""
 
     config_json: str
     tokens_dir: str
     listen_fd: int
     sessions: list[OpenSession] = []
-    first_segment: int = 0
     told: SegmentRef | None = None
 
 

@@ -79,6 +79,7 @@ class Processes:
         module: str,
         setup: Message,
         fds: tuple[int, ...] = (),
+        within_s: float = START_TIMEOUT_S,
     ) -> Any:
         """Start a child, which inherits `fds`, and return its ready message.
 
@@ -88,10 +89,10 @@ class Processes:
         self._members[name] = member
         member.pid = await self._launcher.start(name, incarnation, module, self._address, fds=fds)
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(within_s):
                 return await asyncio.shield(member.ready)
         except TimeoutError as error:
-            what = f"{name} was not ready in {START_TIMEOUT_S:g} s; see its log"
+            what = f"{name} was not ready in {within_s:g} s; see its log"
             raise BoundaryError("process", what, retryable=False) from error
 
     def _refuse(self, message: CannotStart) -> None:
