@@ -1,6 +1,8 @@
 """`gyre harness`: what there is, and one execution from launch to verdict."""
 
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typer.testing import CliRunner
 
 from opengyre.cli.errors import ExitCode
 from opengyre.cli.main import app
-from opengyre.harness.profiles import GYRE_AGENT
+from opengyre.harness.profiles import stage_agent
 from opengyre.runtime.example_task import write_example_task
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
@@ -23,6 +25,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     return tmp_path
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that agents under other user ids reach."""
+    folder = Path(tempfile.mkdtemp(prefix="gyre-try-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
 
 
 def tried(*arguments: str) -> dict[str, Any]:
@@ -80,13 +91,9 @@ def test_an_agent_that_asks_nothing_is_not_valid() -> None:
     ]
 
 
-def test_a_users_own_profile_and_task_are_tried(tmp_path: Path) -> None:
-    agent = (tmp_path / "agent.py").resolve()
-    agent.write_text(GYRE_AGENT.read_text())
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_mode & 0o001 == 0:
-            folder.chmod(0o711)
-    (tmp_path / "mine.toml").write_text(
+def test_a_users_own_profile_and_task_are_tried(open_folder: Path) -> None:
+    agent = stage_agent(open_folder)
+    (open_folder / "mine.toml").write_text(
         "[launch]\n"
         f'readable = ["{agent}"]\n'
         f'argv = ["/usr/bin/python3", "{agent}", "--instruction-file", "{{home}}/told.md",\n'
@@ -94,8 +101,8 @@ def test_a_users_own_profile_and_task_are_tried(tmp_path: Path) -> None:
         '[[launch.files]]\npath = "told.md"\ntext = "{instruction}"\n'
         '[[labels]]\nrole = "sub-agent"\nall = [{ header = "user-agent", matches = "gyre" }]\n'
     )
-    task = write_example_task(tmp_path / "task")
-    report = tried(str(tmp_path / "mine.toml"), "--task", str(task))
+    task = write_example_task(open_folder / "task")
+    report = tried(str(open_folder / "mine.toml"), "--task", str(task))
     assert report["is_valid"], report
     assert report["turns_by_role"] == {"sub-agent": 3}
 

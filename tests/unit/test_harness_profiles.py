@@ -127,5 +127,5 @@ def test_a_command_beside_a_profiles_own_command_line_is_refused() -> None:
 
 
 def test_a_users_profile_without_a_command_line_is_refused() -> None:
-    with pytest.raises(ConfigError, match="mine: launch.argv is empty"):
+    with pytest.raises(ConfigError, match=r"mine: launch\.argv is empty"):
         check_launch(HarnessProfile(name="mine"), ())
