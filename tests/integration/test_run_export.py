@@ -13,13 +13,15 @@ from cases_rig import ANSWER, ARGUMENTS, EACH_PROTOCOL, THOUGHT, WORDS, open_cas
 from cases_speakers import SPEAKERS, Said, Speaker
 from gateway_rig import MODEL
 from msgspec import to_builtins
-from run_rig import drive, make_trails
+from run_rig import Driven, drive, make_trails
 from typer.testing import CliRunner
 
 from opengyre.cli.main import app
-from opengyre.runtime.export import open_recorded, rows_of
+from opengyre.runtime.export import rows_of
+from opengyre.runtime.recorded import open_recorded
 from opengyre.runtime.standalone import records_folder
 from opengyre.seams.records import TokenRecord
+from opengyre.store.observations import MicroStepDone, StepReport
 from opengyre.store.segments import SegmentReader, SegmentWriter
 
 Row = dict[str, Any]
@@ -94,6 +96,7 @@ def test_rows_hold_what_the_client_sent_what_the_engine_got_and_what_it_gave(
         assert (row["schema"], row["protocol"]) == (1, speaker.name)
         assert row["problem"] == ""
     assert [row["not_trainable"] for row in rows] == ["", "not_committed", "", ""]
+    assert {row["trained"] for row in rows} == {None}
     assert rows[0]["is_trainable"]
     assert not rows[1]["is_trainable"]
     _check_messages(rows)
@@ -249,6 +252,7 @@ def test_a_run_tells_group_task_verdict_and_step_beside_each_turn(tmp_path: Path
         assert row["dispatch_version"] == 0
         assert row["is_trainable"]
     assert 1 in {row["step"] for row in trained}
+    _check_what_was_trained(rows, driven)
     completions = driven.completions()
     for row in rows:
         assert tuple(row["completion_ids"]) == completions[row["turn"]]
@@ -256,3 +260,21 @@ def test_a_run_tells_group_task_verdict_and_step_beside_each_turn(tmp_path: Path
     for row in rows:
         if not row["group"]:
             assert row["not_trainable"] == "evaluation"
+
+
+def _check_what_was_trained(rows: list[Row], driven: Driven) -> None:
+    """The ranges are all that accepted steps trained, in turns that may be trained."""
+    steps = {report.step: report for report in driven.all(StepReport)}
+    told = sum(
+        end - start
+        for one in driven.all(MicroStepDone)
+        if one.number in steps[one.step].micro_steps
+        for path in one.paths
+        for start, end in path.trained
+    )
+    found = [(row, one) for row in rows for one in row["trained"]]
+    assert sum(one["end"] - one["start"] for _, one in found) == told > 0
+    for row, one in found:
+        assert row["is_trainable"]
+        assert row["step"] is not None
+        assert 0 <= one["start"] < one["end"] <= len(row["completion_ids"])

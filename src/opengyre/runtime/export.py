@@ -1,80 +1,37 @@
 """Every recorded attempt of every turn as a row, from segment bytes and what `run.db` tells.
 
-Owns: finding the records of a folder, putting a row together. Must not know: output formats, the
-CLI. Invariants: each whole record gives one row, executions in the order of their first record and
-records in the order they were written; memory is bounded by one execution; damage is told, and
-hides nothing but itself and the prompts that begin with it.
+Owns: putting a row together. Must not know: output formats, the CLI, where records lie. Invariants:
+each whole record gives one row, executions in the order of their first record and records in the
+order they were written; memory is bounded by one execution; what cannot be restored is told, and
+costs nothing but itself and the prompts that begin with it.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
-from opengyre.gateway.rendering import ModelRenderer, load_renderer
-from opengyre.gateway.request import Refusal
+from opengyre.gateway.request import Message, Refusal, Role
 from opengyre.gateway.restoring import prompt_of, restore_turn
 from opengyre.gateway.sessions import Session
+from opengyre.gateway.turns import Node
 from opengyre.runtime.book import turn_number
-from opengyre.runtime.export_row import ExportedMessage, TurnRow, exported_message
+from opengyre.runtime.export_row import ExportedMessage, TokenRange, TurnRow, exported_message
+from opengyre.runtime.export_trained import trained_ranges
+from opengyre.runtime.recorded import Recorded
 from opengyre.seams.errors import BoundaryError, ConfigError
-from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
-from opengyre.store.outcomes import ExecutionOutcome, read_outcomes
-from opengyre.store.run_folder import RunFolder, read_json
-from opengyre.store.segments import Damage, SegmentReader, segment_numbers
-from opengyre.trajectory.rows import UNTRAINED_ROLES, Reason
+from opengyre.seams.records import TokenRecord, TurnRecord
+from opengyre.store.outcomes import ExecutionOutcome
+from opengyre.store.segments import SegmentReader
+from opengyre.trajectory.rows import Reason
 
 RELAUNCHED = "relaunched"
 EVALUATION = "evaluation"
 _ANY_CONTEXT = 2**31
 _NOT_TOLD = ExecutionOutcome(execution="")
+_NO_MESSAGE = Message(role=Role.ASSISTANT)
 _json = msgspec.json.Encoder()
-
-
-@dataclass(slots=True, kw_only=True)
-class ExportTotals:
-    """What was exported, and a line for everything that could not be."""
-
-    num_rows: int = 0
-    num_executions: int = 0
-    problems: list[str] = field(default_factory=list)
-    num_unfinished: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """A run folder, or that of a gateway on its own."""
-
-    tokens: Path
-    renderer: ModelRenderer
-    outcomes: dict[str, ExecutionOutcome]
-    untrained_roles: Sequence[str]
-    refs: dict[str, list[SegmentRef]]
-    totals: ExportTotals
-
-
-def open_recorded(folder: Path, *, model: Path | None = None) -> Recorded:
-    """Find every record. `model`: where the model's tokenizer is now, if not where it was.
-
-    Raises ConfigError if `folder` holds no records, or the tokenizer is not there.
-    """
-    run = RunFolder(folder)
-    if not run.tokens.is_dir():
-        raise ConfigError(f"{folder}: no records in it (a run or a gateway makes tokens/*.seg)")
-    config = read_json(run.config_json)
-    renderer = load_renderer(model or _model_of(run, config), allow_rerender=True)
-    outcomes = read_outcomes(run.db) if run.db.exists() else {}
-    totals = ExportTotals()
-    return Recorded(
-        tokens=run.tokens,
-        renderer=renderer,
-        outcomes=outcomes,
-        untrained_roles=config.get("training", {}).get("untrained_roles", UNTRAINED_ROLES),
-        refs=_find_records(run.tokens, totals),
-        totals=totals,
-    )
 
 
 def rows_of(recorded: Recorded, *, execution: str = "") -> Iterator[TurnRow]:
@@ -96,40 +53,76 @@ def _execution_rows(recorded: Recorded, name: str) -> Iterator[TurnRow]:
     records = [reader.read(ref) for ref in recorded.refs[name]]
     outcome = recorded.outcomes.get(name, _NOT_TOLD)
     standing = _standing_attempts([record.header for record in records])
+    nodes = _id_tree(records)
+    ranges = trained_ranges(recorded.trained.get(name, ()), nodes)
     session = Session(execution=name, renderer=recorded.renderer, max_context_tokens=_ANY_CONTEXT)
     for record in records:
-        content = _content(session, record)
-        reason = _not_trainable(record.header, standing, outcome, recorded.untrained_roles)
-        yield _row(record, content, reason=reason, outcome=outcome)
+        header = record.header
+        is_standing = header.is_committed and standing[header.turn] == header.attempt
+        trained = ranges.get(header.turn, []) if is_standing else []
+        marks = _Marks(
+            reason=_not_trainable(header, standing, outcome, recorded.untrained_roles),
+            trained=[TokenRange(start=a, end=b) for a, b in trained] if recorded.has_run else None,
+        )
+        yield _row(record, _content(session, record, nodes), marks=marks, outcome=outcome)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Marks:
+    reason: str
+    trained: list[TokenRange] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Content:
     """What of a row is restored; None where it cannot be, and why."""
 
+    prompt_ids: list[int] | None
     messages: list[ExportedMessage] | None = None
     tools: str | None = None
     answer: ExportedMessage | None = None
-    prompt_ids: list[int] | None = None
     problem: str = ""
 
 
-def _content(session: Session, record: TokenRecord) -> _Content:
+def _id_tree(records: Sequence[TokenRecord]) -> dict[str, Node]:
+    """Committed turns by name, their ids alone: these come back even where a body does not."""
+    nodes: dict[str, Node] = {}
+    for record in records:
+        header = record.header
+        if header.is_committed and not (header.parent and header.parent not in nodes):
+            nodes[header.turn] = Node(
+                turn=header.turn,
+                key=b"",
+                protocol=header.protocol,
+                parent=nodes.get(header.parent),
+                num_kept=header.num_kept_tokens,
+                new_ids=array("i", record.new_prompt_ids),
+                completion=array("i", record.completion_ids),
+                message=_NO_MESSAGE,
+                delta=b"",
+            )
+    return nodes
+
+
+def _content(session: Session, record: TokenRecord, nodes: Mapping[str, Node]) -> _Content:
+    parent = nodes.get(record.header.parent)
+    is_whole = parent is not None or not record.header.parent
+    prompt_ids = prompt_of(record, parent) if is_whole else None
     try:
         turn = restore_turn(session, record)
         history = session.messages(turn.request)
     except (BoundaryError, Refusal) as error:
-        return _Content(problem=str(error))
+        return _Content(prompt_ids=prompt_ids, problem=str(error))
     return _Content(
+        prompt_ids=prompt_ids,
         messages=[exported_message(message) for message in history],
         tools=_json.encode(turn.request.tools).decode(),
         answer=exported_message(turn.answer),
-        prompt_ids=prompt_of(record, turn.parent),
     )
 
 
 def _row(
-    record: TokenRecord, content: _Content, *, reason: str, outcome: ExecutionOutcome
+    record: TokenRecord, content: _Content, *, marks: _Marks, outcome: ExecutionOutcome
 ) -> TurnRow:
     header = record.header
     return TurnRow(
@@ -152,8 +145,9 @@ def _row(
         completion_ids=record.completion_ids,
         logprobs=record.logprobs,
         spans=header.spans,
-        is_trainable=not reason,
-        not_trainable=reason,
+        is_trainable=not marks.reason,
+        not_trainable=marks.reason,
+        trained=marks.trained,
         dispatch_version=outcome.version,
         outcome=outcome.outcome,
         reward=outcome.reward,
@@ -200,30 +194,3 @@ def _not_trainable(
     if outcome.outcome is not None and outcome.reward is None:
         return Reason.NO_VERDICT
     return ""
-
-
-def _find_records(tokens: Path, totals: ExportTotals) -> dict[str, list[SegmentRef]]:
-    """Where the records of each execution lie, in the order they were written."""
-    refs: dict[str, list[SegmentRef]] = {}
-
-    def on_damage(damage: Damage) -> None:
-        totals.num_unfinished += damage.is_at_end
-        if not damage.is_at_end:
-            totals.problems.append(str(damage))
-
-    reader = SegmentReader(tokens)
-    for segment in segment_numbers(tokens):
-        for record in reader.scan(segment, on_damage=on_damage):
-            refs.setdefault(record.header.execution, []).append(record.header.ref)
-    return refs
-
-
-def _model_of(run: RunFolder, config: dict[str, Any]) -> Path:
-    """What config.json names: `model.path` of a run, `model` of a gateway on its own."""
-    model = config.get("model")
-    path = model.get("path") if isinstance(model, dict) else model
-    if not isinstance(path, str):
-        raise ConfigError(f"{run.config_json}: names no model; say --model FOLDER")
-    if not Path(path).is_dir():
-        raise ConfigError(f"{path}: the model that was recorded is not there; say --model FOLDER")
-    return Path(path)

@@ -126,9 +126,8 @@ def parquet_schema() -> Any:
             ("tool_call_id", text),
         ]
     )
-    span = pa.struct(
-        [("start", number), ("end", number), ("policy_version", number), ("engine", text)]
-    )
+    ends = [("start", number), ("end", number)]
+    span = pa.struct([*ends, ("policy_version", number), ("engine", text)])
     special = {
         "messages": pa.list_(message),
         "answer": message,
@@ -136,6 +135,7 @@ def parquet_schema() -> Any:
         "completion_ids": pa.list_(pa.int32()),
         "logprobs": pa.list_(pa.float32()),
         "spans": pa.list_(span),
+        "trained": pa.list_(pa.struct(ends)),
     }
     plain = {str: text, int: number, float: real, bool: flag}
     columns = [

@@ -30,6 +30,13 @@ class ExportedMessage(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_id: str
 
 
+class TokenRange(msgspec.Struct, frozen=True, kw_only=True):
+    """[start, end) of the completion ids."""
+
+    start: int
+    end: int
+
+
 class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     """See docs/records.md. What cannot be restored is null, and `problem` says why."""
 
@@ -55,6 +62,7 @@ class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     spans: list[Span]
     is_trainable: bool
     not_trainable: str
+    trained: list[TokenRange] | None
     dispatch_version: int | None
     outcome: str | None
     reward: float | None

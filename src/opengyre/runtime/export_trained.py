@@ -1,0 +1,57 @@
+"""Which sampled ids a run trained, turn by turn, from what its accepted steps told.
+
+Must not know: output, rewards. Invariants: a range is of the ids that one turn sampled; a path
+that is no recorded turn's gives nothing (`gyre run verify` names it).
+"""
+
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from opengyre.gateway.turns import Node, full_ids
+from opengyre.store.journal import read_journal
+from opengyre.store.observations import PathDigest
+from opengyre.views.check_steps import ExactlyOnce
+from opengyre.views.run_state import RunState
+
+Range = tuple[int, int]
+
+
+def trained_paths(db: Path) -> dict[str, list[PathDigest]]:
+    """By execution, those of accepted steps. Raises ConfigError, BoundaryError."""
+    steps, nothing = ExactlyOnce(), RunState()
+    for row in read_journal(db):
+        steps.see(row, nothing)
+    found: dict[str, list[PathDigest]] = {}
+    for micro_step in steps.accepted():
+        for path in micro_step.paths:
+            if path.trained:
+                found.setdefault(path.execution, []).append(path)
+    return found
+
+
+def trained_ranges(
+    paths: Iterable[PathDigest], nodes: Mapping[str, Node]
+) -> dict[str, list[Range]]:
+    """By turn, [start, end) of its completion ids. `nodes` are committed turns by name."""
+    found: dict[str, list[Range]] = {}
+    for path in paths:
+        node = _leaf(path, nodes)
+        room = path.num_tokens
+        while node is not None:
+            begin, end = node.num_tokens - len(node.completion), min(node.num_tokens, room)
+            own = [(max(a, begin) - begin, min(b, end) - begin) for a, b in path.trained]
+            found.setdefault(node.turn, []).extend(one for one in own if one[0] < one[1])
+            room, node = min(room, node.num_kept), node.parent
+    return {turn: sorted(ranges) for turn, ranges in found.items()}
+
+
+def _leaf(path: PathDigest, nodes: Mapping[str, Node]) -> Node | None:
+    """The turn whose prompt + completion are the path."""
+    for node in nodes.values():
+        if node.num_tokens == path.num_tokens:
+            ids = array("i", full_ids(node))
+            if zlib.crc32(ids.tobytes()) == path.ids_crc32:
+                return node
+    return None
