@@ -9,6 +9,7 @@ was answered is durable when `serve` returns.
 import asyncio
 import contextlib
 import fcntl
+import gc
 import hashlib
 import hmac
 import re
@@ -106,6 +107,8 @@ async def serve(
         )
         sessions.gateway = gateway
         await stack.enter_async_context(_serving(gateway, fleet))
+        gc.collect()
+        gc.freeze()  # what is loaded stays: later collections need not go over it, in mid-stream
         on_ready(
             Ready(
                 address=gateway.address,
