@@ -160,3 +160,16 @@ def test_errors_have_the_four_fields() -> None:
     assert told == {
         "error": {"message": "no", "type": "authentication_error", "param": None, "code": "c"}
     }
+
+
+def test_a_picture_among_the_results_of_tools_is_told_in_words() -> None:
+    parts = [{"type": "text", "text": "seen: "}, {"type": "image_url", "image_url": {"url": "x"}}]
+    (message,) = parse({"messages": [{"role": "tool", "content": parts}]}).messages
+    assert message.text == "seen: [an image, which this model cannot see]"
+
+
+@pytest.mark.parametrize("role", [[], {}, None, 7, "nobody"])
+def test_a_role_that_is_none_is_refused(role: Any) -> None:
+    with pytest.raises(Refusal) as refused:
+        parse({"messages": [{"role": role, "content": "x"}]})
+    assert refused.value.param == "messages[0]"

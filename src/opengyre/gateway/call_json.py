@@ -21,10 +21,14 @@ _State = Callable[[str], Any]
 
 
 class JsonCall:
-    """Feeds on the text of a block; `is_begun` once the name and some arguments are known."""
+    """Feeds on the text of a block; `is_begun` once the name and some arguments are known.
 
-    def __init__(self) -> None:
+    `member` is the one that has the arguments.
+    """
+
+    def __init__(self, member: str = "arguments") -> None:
         self.name = ""
+        self._member = member
         self.raw: list[str] = []
         self._state: _State = self._before
         self._key = ""
@@ -104,7 +108,7 @@ class JsonCall:
             return self._value
         if char in ",:}]":
             return self._broken
-        self._is_arguments = self._key == "arguments" and not self._has_arguments
+        self._is_arguments = self._key == self._member and not self._has_arguments
         self._has_arguments |= self._is_arguments
         if char == '"':
             self._string = [char]

@@ -150,12 +150,8 @@ class Exchange:
     def _feed(self, ids: list[int]) -> list[Piece]:
         if ids and not self._first_token_s:
             self._first_token_s = self._parts.now_s()
-        pieces: list[Piece] = []
-        for token in ids:
-            pieces += self._parser.feed(token)
-            self._num_fed += 1
-            if self._parser.is_stopped:
-                break
+        pieces, num_taken = self._parser.feed_all(ids)
+        self._num_fed += num_taken
         return pieces
 
     async def _open_stream(self) -> None:

@@ -37,7 +37,9 @@ class Family:
     for `types_by_name` only the name does. `section` begins the calls. `header` begins a part
     whose kind the next marker tells; `silent` markers say nothing. `opener` begins a call that no
     marker does (`is_opener_first`: only as the first characters). `named_call` is what follows a
-    call's marker when the tool is known. `label` is dropped at the beginning of reasoning.
+    call's marker when the tool is known. `arguments`, for Stream.ARGUMENTS: the member of the
+    call's JSON that has them, or a pattern of what comes before them, with the group `name`, and
+    the text that closes them. `label` is dropped at the beginning of reasoning.
     `has_one_system`: the template has no place for a later one. `keeps_arguments`: it writes
     arguments that are no JSON object too. `has_call_ids`: the model itself names its calls.
     """
@@ -57,6 +59,7 @@ class Family:
     opener: str = ""
     is_opener_first: bool = False
     named_call: str | None = None
+    arguments: str | tuple[str, str] = "arguments"
     label: str = ""
     has_text_after_calls: bool = False
     has_one_system: bool = False
@@ -69,6 +72,11 @@ _FUNCTION = "\n<function={name}>\n"
 _DEEPSEEK_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
 _DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>"
 _DEEPSEEK_NAMED = "function<｜tool▁sep｜>{name}\n```json\n"
+_DEEPSEEK_ARGUMENTS = (r".*?<｜tool▁sep｜>\s*(?P<name>[^\n]+?)\s*\n```(?:json)?\s", "\n```")
+_KIMI_ARGUMENTS = (
+    r"\s*(?:[^.:]*\.)?(?P<name>[^:]+?)\s*(?::[^:]*)?<\|tool_call_argument_begin\|>",
+    "",
+)
 _KIMI_CALL = ("<|tool_call_begin|>", "<|tool_call_end|>")
 _KIMI_SECTION = "<|tool_calls_section_begin|>"
 _QWEN35 = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
@@ -179,6 +187,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="deepseek-r1",
+        stream=Stream.ARGUMENTS,
+        arguments=_DEEPSEEK_ARGUMENTS,
         keeps_arguments=True,
         model_types=("deepseek_v3",),
         call=_DEEPSEEK_CALL,
@@ -189,6 +199,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="deepseek-v3",
+        stream=Stream.ARGUMENTS,
+        arguments=_DEEPSEEK_ARGUMENTS,
         keeps_arguments=True,
         model_types=("deepseek_v3",),
         reasoning=None,
@@ -208,6 +220,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="kimi-k2",
+        stream=Stream.ARGUMENTS,
+        arguments=_KIMI_ARGUMENTS,
         keeps_arguments=True,
         model_types=("kimi_k2",),
         reasoning=None,
@@ -217,6 +231,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="kimi-k2.5",
+        stream=Stream.ARGUMENTS,
+        arguments=_KIMI_ARGUMENTS,
         keeps_arguments=True,
         model_types=("kimi_k25",),
         call=_KIMI_CALL,
@@ -247,6 +263,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="inkling",
+        stream=Stream.ARGUMENTS,
+        arguments="args",
         model_types=("inkling_mm_model",),
         reasoning=("<|content_thinking|>", "<|end_message|>"),
         call=("<|content_invoke_tool_json|>", "<|end_message|>"),

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from opengyre.gateway.call_json import JsonCall
 from opengyre.gateway.detokenize import TextDecoder
 from opengyre.gateway.families import InReasoning, Stream
 from opengyre.gateway.markers import Markers
@@ -85,7 +84,7 @@ class AnswerParser:
         self._ids: list[int] = []
         self._block: list[int] = []
         self._tail: list[str] = []
-        self._json = JsonCall()
+        self._open = markers.open_call()
         self._name = ""
         self._call_id = ""
         self._arguments: list[str] = []
@@ -176,7 +175,7 @@ class AnswerParser:
         if self._phase is _Phase.REASONING:
             return self._thought(text)
         self._block += ids
-        return self._write_call(self._json.feed(text))
+        return self._write_call(self._open.feed(text))
 
     def _take(self, token: int) -> list[Piece]:
         self._ids.append(token)
@@ -287,7 +286,7 @@ class AnswerParser:
         return [] if token in self._markers.silent else self._text(self._decoder.feed(token))
 
     def _open_call(self, token: int) -> list[Piece]:
-        self._phase, self._json = _Phase.CALL, JsonCall()
+        self._phase, self._open = _Phase.CALL, self._markers.open_call()
         self._block.append(token)
         return self._end_text()
 
@@ -303,21 +302,23 @@ class AnswerParser:
             self._phase = _Phase.TEXT
             return self._close_call()
         if self._markers.stream is Stream.ARGUMENTS:
-            return self._write_call(self._json.feed(self._decoder.feed(token)))
+            return self._write_call(self._open.feed(self._decoder.feed(token)))
         return []
 
     def _close_call(self) -> list[Piece]:
         block, self._block = self._block, []
         if self._markers.stream is not Stream.ARGUMENTS:
             return self._whole_calls(block) or self._show(self._text_of(block))
-        pieces = self._write_call(self._json.feed(self._decoder.flush()))
-        pieces += self._write_call(self._json.close())
-        return pieces + self._end_call() if self._name else self._show(self._text_of(block))
+        pieces = self._write_call(self._open.feed(self._decoder.flush()))
+        pieces += self._write_call(self._open.close())
+        if self._name:
+            return pieces + self._end_call()
+        return self._whole_calls(block) or self._show(self._text_of(block))
 
     def _write_call(self, arguments: str) -> list[Piece]:
         """`arguments` are the next part of the open call's."""
-        starts = self._json.is_begun and not self._name
-        pieces = self._start_call(self._json.name) if starts else []
+        starts = self._open.is_begun and not self._name
+        pieces = self._start_call(self._open.name) if starts else []
         return pieces + self._add_arguments(arguments)
 
     def _whole_calls(self, ids: list[int]) -> list[Piece]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from opengyre.gateway.dialects.fields import refused
+from opengyre.gateway.dialects.fields import UNSEEN_IMAGE, refused
 from opengyre.gateway.request import Call, Message, Role
 
 Block = tuple[str, dict[str, Any]]
@@ -23,7 +23,7 @@ Block = tuple[str, dict[str, Any]]
 UNPARSED = "__unparsedToolInput"
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 _UNSEEN = {
-    "image": "[an image, which this model cannot see]",
+    "image": UNSEEN_IMAGE,
     "document": "[a document, which this model cannot see]",
 }
 _BILLING = "x-anthropic-billing-header:"

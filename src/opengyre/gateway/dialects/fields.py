@@ -10,6 +10,7 @@ import msgspec
 
 from opengyre.gateway.request import Refusal
 
+UNSEEN_IMAGE = "[an image, which this model cannot see]"
 _MAX_STOPS = 16
 _json = msgspec.json.Encoder()
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from opengyre.gateway.dialects.fields import (
+    UNSEEN_IMAGE,
     check_only,
     integer,
     number,
@@ -229,9 +230,10 @@ def _usage_json(usage: Usage) -> dict[str, Any]:
 
 def _message(value: Any, k: int) -> Message:
     where = f"messages[{k}]"
-    if not isinstance(value, dict) or value.get("role") not in _ROLES:
+    told = value.get("role") if isinstance(value, dict) else None
+    role = _ROLES.get(told) if isinstance(told, str) else None
+    if role is None:
         raise refused(where, f"{where} needs a role: one of {', '.join(_ROLES)}")
-    role = _ROLES[value["role"]]
     if value.get("function_call"):
         raise refused(where, f"{where}.function_call is not supported; use tool_calls")
     is_assistant = role is Role.ASSISTANT
@@ -240,14 +242,15 @@ def _message(value: Any, k: int) -> Message:
         raise refused(where, f"{where}.reasoning_content must be a string")
     return Message(
         role=role,
-        text=_text(value.get("content"), f"{where}.content"),
+        text=_text(value.get("content"), f"{where}.content", is_result=role is Role.TOOL),
         reasoning=reasoning,
         calls=_calls(value, where) if is_assistant else (),
         call_id=str(value.get("tool_call_id") or "") if role is Role.TOOL else "",
     )
 
 
-def _text(content: Any, where: str) -> str:
+def _text(content: Any, where: str, *, is_result: bool) -> str:
+    """A picture among the results of tools is told in words: a refusal would end the agent."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -257,6 +260,8 @@ def _text(content: Any, where: str) -> str:
     texts = []
     for part in content:
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
+        if is_result and isinstance(part, dict) and part.get("type") == "image_url":
+            text = UNSEEN_IMAGE
         if not isinstance(text, str):
             raise refused(where, f"{where}: only text parts are supported")
         texts.append(text)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from opengyre.gateway.dialects.fields import refused
+from opengyre.gateway.dialects.fields import UNSEEN_IMAGE, refused
 from opengyre.gateway.dialects.responses_tools import ToolTable, custom_call
 from opengyre.gateway.request import Call, Message, Role
 
@@ -26,7 +26,7 @@ _ROLES = {
 }
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _WITHOUT_MEANING = ("mcp_list_tools", "web_search_call", "ghost_snapshot")
-_UNSEEN = {"input_image": "[an image, which this model cannot see]"}
+_UNSEEN = {"input_image": UNSEEN_IMAGE}
 _OWN_ID = re.compile(r"(?:rs|msg|fc|ctc|ctr|call)_(.+_t\d+_a\d+)(?:_\d+)?")
 
 
