@@ -34,15 +34,15 @@ matches no row is refused at start. `gateway.allow_rerender = true` renders each
 model anew by its chat template, so that no turn extends another and each is trained by itself.
 
 Text and reasoning reach the client as they are sampled, for every family. Tool calls come
-differently, because some formats do not write arguments as JSON:
+differently, because not every format writes arguments as JSON:
 
 """
 _NOTES = """
 *Forced*: whether `tool_choice` can demand a call of any tool, and of a named one. *Text first*:
 text after a call is not shown to the client (it is recorded and trained). A call that is not well
-formed is never repaired: with JSON calls the client gets the arguments as they were sampled, with
-others the block as text. One system message: those at the beginning are joined, later ones are
-rendered as a user's.
+formed is never repaired: where arguments come as they are sampled the client gets just these, else
+what the family's reader makes of the block, or the block as text. One system message: those at the
+beginning are joined, later ones are rendered as a user's.
 
 Left out:
 

@@ -290,7 +290,12 @@ def test_two_results_at_once_are_rendered_anew_where_their_order_is_the_calls_or
     assert renderer_of("deepseek-v4").extend(prompt, ids, results(message)) is None
 
 
-def test_only_json_calls_come_in_parts() -> None:
-    streams = {name: family_of(name).stream for name in NAMES}
-    parts = [name for name, stream in streams.items() if stream is Stream.ARGUMENTS]
-    assert parts == ["qwen3", "qwen3-vl"]
+@EACH
+def test_arguments_that_are_json_come_while_they_are_sampled(name: str) -> None:
+    family = family_of(name)
+    said = Said(text="", calls=(("bash", {"command": "w " * 40 + "w"}),))
+    one, num_parts = parser(name), 0
+    for token in completion(name, said):
+        num_parts += sum(isinstance(piece, CallPiece) for piece in one.feed(token))
+    assert (num_parts > 10) is (family.stream is Stream.ARGUMENTS)
+    assert json.loads(one.message().calls[0].arguments) == said.calls[0][1]

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from renderers.configs import Qwen3RendererConfig
 from renderers.qwen3 import Qwen3Renderer
 from tokenizers import Tokenizer
 
+from opengyre.gateway.call_headed import HeadedCall
 from opengyre.gateway.call_json import JsonCall
 from opengyre.gateway.detokenize import TextDecoder, token_bytes
 from opengyre.gateway.output import AnswerParser
@@ -193,6 +195,29 @@ def test_a_call_is_what_was_written_and_never_repaired(
     block: str, name: str, arguments: str
 ) -> None:
     assert read(block) == (name, arguments)
+
+
+FENCED = re.compile(r".*?\|\s*(?P<name>[^\n]+?)\n```json\s", re.DOTALL)
+
+
+@given(st.text(alphabet='{}"a \n`', max_size=12), st.sampled_from(["", "\n```", "\n``"]), st.data())
+def test_arguments_after_a_head_come_as_written_up_to_their_end(
+    arguments: str, end: str, data: st.DataObject
+) -> None:
+    block = "kind|bash\n```json\n" + arguments + end
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(block)), max_size=6)))
+    call, shown = HeadedCall(FENCED, "\n```"), ""
+    for begin, stop in pairwise([0, *cuts, len(block)]):
+        shown += call.feed(block[begin:stop])
+    shown += call.close()
+    assert call.name == "bash"
+    assert shown == ((arguments + end).partition("\n```")[0].strip() or "{}")
+
+
+def test_a_head_that_never_ends_is_no_call() -> None:
+    call = HeadedCall(FENCED, "\n```")
+    assert "".join(call.feed("kind|bash " * 10) for _ in range(100)) + call.close() == ""
+    assert call.name == ""
 
 
 def test_arguments_come_while_they_are_sampled() -> None:
