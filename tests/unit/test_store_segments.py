@@ -81,6 +81,8 @@ def test_records_read_back_exactly_by_reference_and_by_scan(
         told = [at(one, ref) for one, ref in zip(records, refs, strict=True)]
         assert [reader.read(ref) for ref in refs] == told
         assert list(reader.scan(segment_numbers(tmp_path)[-1])) == told
+        headers = list(reader.scan_headers(segment_numbers(tmp_path)[-1]))
+        assert headers == [one.header for one in told]
 
     asyncio.run(scenario())
 

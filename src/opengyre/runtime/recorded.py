@@ -78,8 +78,8 @@ def _find_records(tokens: Path, totals: ExportTotals) -> dict[str, list[SegmentR
 
     reader = SegmentReader(tokens)
     for segment in segment_numbers(tokens):
-        for record in reader.scan(segment, on_damage=on_damage):
-            refs.setdefault(record.header.execution, []).append(record.header.ref)
+        for header in reader.scan_headers(segment, on_damage=on_damage):
+            refs.setdefault(header.execution, []).append(header.ref)
     return refs
 
 

@@ -147,15 +147,15 @@ class SegmentReader:
         except OSError as error:
             raise _failed(f"segment {ref.segment}: {error.strerror}") from error
         try:
-            found = _read_at(fd, ref.segment, ref.offset_bytes)
+            found = _payload_at(fd, ref.segment, ref.offset_bytes)
         finally:
             os.close(fd)
         where = f"segment {ref.segment} at {ref.offset_bytes}"
         if found is None:
             raise _failed(f"{where}: torn or damaged record")
-        if found[0].header.ref.crc32 != ref.crc32:
+        if found[1].crc32 != ref.crc32:
             raise _failed(f"{where}: another record than the one that was told")
-        return found[0]
+        return _unpack(*found)
 
     def scan(
         self, segment: int, *, on_damage: Callable[[Damage], None] = _ignore
@@ -164,6 +164,19 @@ class SegmentReader:
 
         Raises ConfigError if the file is of another format.
         """
+        for payload, ref in self._payloads(segment, on_damage):
+            yield _unpack(payload, ref)
+
+    def scan_headers(
+        self, segment: int, *, on_damage: Callable[[Damage], None] = _ignore
+    ) -> Iterator[TurnRecord]:
+        """As `scan`, the headers alone: more than ten times faster."""
+        for payload, ref in self._payloads(segment, on_damage):
+            yield _header(payload, ref)
+
+    def _payloads(
+        self, segment: int, on_damage: Callable[[Damage], None]
+    ) -> Iterator[tuple[bytes, SegmentRef]]:
         path = _path(self._folder, segment)
         with path.open("rb", buffering=0) as file:
             magic = os.pread(file.fileno(), len(MAGIC), 0)
@@ -171,9 +184,9 @@ class SegmentReader:
                 raise ConfigError(f"{path}: not a token segment of this gyre")
             at, size = len(MAGIC), os.fstat(file.fileno()).st_size
             while at < size:
-                if (found := _read_at(file.fileno(), segment, at)) is not None:
-                    yield found[0]
-                    at = found[1]
+                if (found := _payload_at(file.fileno(), segment, at)) is not None:
+                    yield found
+                    at += _HEAD_BYTES + len(found[0])
                     continue
                 following = _next_record(file.fileno(), segment, at + 1, size)
                 on_damage(
@@ -253,8 +266,8 @@ def _pack(record: TokenRecord) -> bytes:
     return payload
 
 
-def _read_at(fd: int, segment: int, offset_bytes: int) -> tuple[TokenRecord, int] | None:
-    """The record at `offset_bytes` and the offset after it; None if torn or damaged."""
+def _payload_at(fd: int, segment: int, offset_bytes: int) -> tuple[bytes, SegmentRef] | None:
+    """The payload of the record at `offset_bytes`; None if torn or damaged."""
     head = os.pread(fd, _HEAD_BYTES, offset_bytes)
     if len(head) < _HEAD_BYTES:
         return None
@@ -264,8 +277,7 @@ def _read_at(fd: int, segment: int, offset_bytes: int) -> tuple[TokenRecord, int
     payload = os.pread(fd, size, offset_bytes + _HEAD_BYTES)
     if len(payload) < size or zlib.crc32(payload) != crc:
         return None
-    ref = SegmentRef(segment=segment, offset_bytes=offset_bytes, crc32=crc)
-    return _unpack(payload, ref), offset_bytes + _HEAD_BYTES + size
+    return payload, SegmentRef(segment=segment, offset_bytes=offset_bytes, crc32=crc)
 
 
 def _next_record(fd: int, segment: int, start: int, size: int) -> int:
@@ -274,33 +286,37 @@ def _next_record(fd: int, segment: int, start: int, size: int) -> int:
         found = data.find(_HEADER_BEGINS, start + _HEAD_BYTES + 4)
         while found >= 0:
             at = found - _HEAD_BYTES - 4
-            if _read_at(fd, segment, at) is not None:
+            if _payload_at(fd, segment, at) is not None:
                 return at
             found = data.find(_HEADER_BEGINS, found + 1)
     return size
 
 
-def _unpack(payload: bytes, ref: SegmentRef) -> TokenRecord:
-    size = int.from_bytes(payload[:4], "little")
-    fields = msgspec.json.decode(payload[4 : 4 + size])
+def _header(payload: bytes, ref: SegmentRef) -> TurnRecord:
+    fields = msgspec.json.decode(payload[4 : 4 + int.from_bytes(payload[:4], "little")])
     header = msgspec.convert({**fields, "ref": _no_ref}, TurnRecord)
-    header = msgspec.structs.replace(header, ref=ref)
-    at = 4 + size
-    numbers: list[list[int] | list[float]] = []
-    for code, count in (
-        ("i", header.num_new_prompt_tokens),
-        ("i", header.num_completion_tokens),
-        ("f", header.num_completion_tokens),
-    ):
-        end = at + count * _ID_BYTES
-        numbers.append(_from_bytes(code, payload[at:end]))
-        at = end
+    return msgspec.structs.replace(header, ref=ref)
+
+
+def _unpack(payload: bytes, ref: SegmentRef) -> TokenRecord:
+    header = _header(payload, ref)
+    ids: array[int] = array("i")
+    logprobs: array[float] = array("f")
+    num_prompt, num_sampled = header.num_new_prompt_tokens, header.num_completion_tokens
+    begin = 4 + int.from_bytes(payload[:4], "little")
+    middle = begin + (num_prompt + num_sampled) * _ID_BYTES
+    end = middle + num_sampled * _ID_BYTES
+    ids.frombytes(payload[begin:middle])
+    logprobs.frombytes(payload[middle:end])
+    if sys.byteorder == "big":
+        ids.byteswap()
+        logprobs.byteswap()
     return TokenRecord(
         header=header,
-        new_prompt_ids=[int(one) for one in numbers[0]],
-        completion_ids=[int(one) for one in numbers[1]],
-        logprobs=[float(one) for one in numbers[2]],
-        request_delta=payload[at:],
+        new_prompt_ids=ids[:num_prompt].tolist(),
+        completion_ids=ids[num_prompt:].tolist(),
+        logprobs=logprobs.tolist(),
+        request_delta=payload[end:],
     )
 
 
@@ -308,14 +324,6 @@ def _to_bytes(numbers: "array[int] | array[float]") -> bytes:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers.tobytes()
-
-
-def _from_bytes(code: str, data: bytes) -> list[int] | list[float]:
-    numbers = array(code)
-    numbers.frombytes(data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tolist()
 
 
 def _failed(reason: str) -> BoundaryError:
