@@ -2,18 +2,28 @@
 
 import pytest
 from drawn_pairs import PROGRAMS
-from program_rig import LINES, Scene, profile_of
+from plain_endpoint import plain_endpoint
+from program_rig import APPENDING, LINES, Scene, profile_of
+from wire_proxy import WireProxy
 
 pytestmark = pytest.mark.timeout(150)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_case_1_and_2_a_program_works_with_its_tools_and_every_id_is_recorded(name: str) -> None:
+def test_case_1_2_16_a_program_works_as_it_does_without_us_and_every_id_is_recorded(
+    name: str,
+) -> None:
     run = Scene(profile_of(name)).run()
     run.check_ended_well()
     assert run.files["out"].split() == list(LINES)
     run.check_recorded_exactly()
     run.check_one_unbroken_branch()
-    assert len(run.committed) == len(run.turns) == len(run.calls)
-    assert len(run.committed) >= len(LINES) + 1
+    assert len(run.committed) == len(run.turns) == len(run.calls) == len(LINES) + 1
     assert run.num_trainable_tokens > 0
+
+    with plain_endpoint(APPENDING) as address:
+        straight = Scene(profile_of(name), proxy=lambda _: WireProxy(address)).run()
+    straight.check_ended_well()
+    assert straight.turns == []
+    assert len(straight.calls) == len(run.calls)
+    assert straight.files == run.files

@@ -7,7 +7,7 @@ answer was not written to its end is not trained, and a retried call is trained 
 from enum import StrEnum
 
 import pytest
-from drawn_pairs import pairs
+from drawn_pairs import PROGRAMS, pairs
 from program_rig import LINES, Outcome, Scene, profile_of
 from wire_proxy import Fault, WireProxy
 
@@ -56,11 +56,11 @@ COSTLY = frozenset(
 )
 
 
-def run_with(fault: Fault, name: str) -> Outcome:
-    is_for_ever = fault is Fault.UNAVAILABLE_FOR_EVER
+def run_with(fault: Fault, name: str, *, silence_s: float = 3.0) -> Outcome:
+    num_strikes = None if fault is Fault.UNAVAILABLE_FOR_EVER else 1
 
     def proxy(upstream: str) -> WireProxy:
-        return WireProxy(upstream, fault=fault, num_strikes=None if is_for_ever else 1)
+        return WireProxy(upstream, fault=fault, num_strikes=num_strikes, silence_s=silence_s)
 
     wall_s = 320.0 if (fault, name) in COSTLY else 90.0
     if FATES.get((fault, name)) is Fate.LOOPS:
@@ -89,3 +89,13 @@ def test_case_8_a_fault_on_the_wire_leaves_each_turn_trained_at_most_once(
     ending = {Fate.FAILS: (Ending.EXITED, 1), Fate.GIVES_UP: (Ending.EXITED, 0)}
     expected = ending.get(fate, (Ending.TIMED_OUT, None))
     assert (result.ending, result.exit_code) == expected, result.output_tail[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("fault", [Fault.SILENCE_BEFORE_HEADERS, Fault.SILENCE_AFTER_HEADERS])
+def test_twenty_seconds_of_silence_are_waited_out(fault: Fault, name: str) -> None:
+    run = run_with(fault, name, silence_s=20.0)
+    run.check_ended_well()
+    assert run.files["out"].split() == list(LINES)
+    assert len(run.committed) == len(run.calls) == NUM_TURNS
