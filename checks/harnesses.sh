@@ -42,7 +42,8 @@ install_node() {
         --save-exact $npm_packages >"$log" 2>&1; then
         echo "$npm_packages" >"$root/node/.installed"
     else
-        lacks "npm could not install claude, codex and qwen: $(tail -n 1 "$log")"
+        lacks "npm could not install claude, codex and qwen: $(grep -v 'complete log' "$log" |
+            grep 'npm error' | tail -n 1)"
     fi
 }
 
