@@ -2,7 +2,9 @@
 
 import asyncio
 
-from opengyre.gateway.room import Room
+import pytest
+
+from opengyre.gateway.room import NoRoom, Room
 
 
 async def settle() -> None:
@@ -19,7 +21,7 @@ class Holder:
         self.task = asyncio.ensure_future(self._hold(room, num_bytes))
 
     async def _hold(self, room: Room, num_bytes: int) -> None:
-        async with room.hold(num_bytes):
+        async with room.hold(num_bytes, limit_s=5):
             self.is_inside = True
             await self.let_go.wait()
 
@@ -30,13 +32,15 @@ def test_what_does_not_fit_waits_in_order_and_is_not_overtaken() -> None:
         first, second, third = (Holder(room, n) for n in (6, 6, 1))
         await settle()
         assert [h.is_inside for h in (first, second, third)] == [True, False, False]
+        async with room.hold(0, limit_s=1):
+            assert not third.is_inside
         first.let_go.set()
         await settle()
         assert [h.is_inside for h in (second, third)] == [True, True]
         for holder in (second, third):
             holder.let_go.set()
         await settle()
-        async with asyncio.timeout(1), room.hold(10):
+        async with room.hold(10, limit_s=1):
             assert second.task.done()
 
     asyncio.run(main())
@@ -53,7 +57,7 @@ def test_one_who_gives_up_waiting_leaves_its_place() -> None:
         assert third.is_inside
         third.let_go.set()
         await asyncio.wait([first.task, second.task, third.task], timeout=1)
-        async with asyncio.timeout(1), room.hold(10):
+        async with room.hold(10, limit_s=1):
             assert second.task.cancelled()
 
     asyncio.run(main())
@@ -70,5 +74,18 @@ def test_more_than_all_takes_all() -> None:
         assert small.is_inside
         small.let_go.set()
         await asyncio.wait([big.task, small.task], timeout=1)
+
+    asyncio.run(main())
+
+
+def test_waiting_ends_at_its_limit() -> None:
+    async def main() -> None:
+        room = Room(10)
+        async with room.hold(10, limit_s=1):
+            with pytest.raises(NoRoom):
+                async with room.hold(1, limit_s=0.01):
+                    pass
+        async with room.hold(10, limit_s=1):
+            pass
 
     asyncio.run(main())

@@ -22,6 +22,7 @@ _SHORT_BYTES = 1024
 _HEAD_BYTES = 5
 _RUN_BYTES = 12
 _MAX_RUNS = 4096
+_MAX_SEARCHED_BYTES = 2**26
 _MIN_RUN_BYTES = 256
 _SAMPLE_BYTES = 64
 _WINDOW_BYTES = 2**16
@@ -121,21 +122,26 @@ def _runs(body: bytes, parent: bytes) -> list[_Run]:
     room = min(len(body), len(parent)) - prefix
     suffix = _common_suffix(body[len(body) - room :], parent[len(parent) - room :])
     one, other = body[: len(body) - suffix], parent[: len(parent) - suffix]
-    runs, at, there = [(0, 0, prefix)], prefix, prefix
-    while len(runs) < _MAX_RUNS and (found := _next_run(one, at, other, there)) is not None:
+    runs, at, there, num_searched = [(0, 0, prefix)], prefix, prefix, 0
+    while len(runs) < _MAX_RUNS and num_searched < _MAX_SEARCHED_BYTES:
+        found, num_bytes = _next_run(one, at, other, there)
+        if found is None:
+            break
         runs.append(found)
         at, there = found[0] + found[2], found[1] + found[2]
+        num_searched += num_bytes
     runs.append((len(one), len(other), suffix))
     return [run for run in runs if run[2]]
 
 
-def _next_run(body: bytes, at: int, parent: bytes, there: int) -> _Run | None:
+def _next_run(body: bytes, at: int, parent: bytes, there: int) -> tuple[_Run | None, int]:
     """The next long run after `at` and `there`, from samples of `body` at growing distances, each
-    looked for at growing distances."""
-    step = 0
+    looked for at growing distances; and how many bytes were searched in vain."""
+    step = num_searched = 0
     while at + step + _SAMPLE_BYTES <= len(body):
         sample = body[at + step : at + step + _SAMPLE_BYTES]
-        found = parent.find(sample, there, there + _WINDOW_BYTES + 16 * step)
+        window = _WINDOW_BYTES + 16 * step
+        found = parent.find(sample, there, there + window)
         if found >= 0:
             back = min(step, found - there)
             before = body[at + step - back : at + step], parent[found - back : found]
@@ -143,9 +149,10 @@ def _next_run(body: bytes, at: int, parent: bytes, there: int) -> _Run | None:
             start, start_there = at + step - num_before, found - num_before
             length = _num_same(body, start, parent, start_there)
             if length >= _MIN_RUN_BYTES:
-                return start, start_there, length
+                return (start, start_there, length), num_searched
+        num_searched += min(window, len(parent) - there)
         step = max(_SAMPLE_BYTES, 2 * step)
-    return None
+    return None, num_searched
 
 
 def _num_same(one: bytes, start: int, other: bytes, other_start: int) -> int:

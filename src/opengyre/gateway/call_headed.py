@@ -5,24 +5,20 @@ arguments are given exactly as written, without blanks around them and without w
 increments join to the same however the text was split; nothing given out is taken back.
 """
 
-import re
-
+from opengyre.gateway.families import Headed
 from opengyre.gateway.visible import VisibleText
 
 _MAX_HEAD_CHARS = 4096
 
 
 class HeadedCall:
-    """Feeds on the text of a block. `name` is that group of `head`; "" until the head is whole.
+    """Feeds on the text of a block. `name` is "" until the head is whole."""
 
-    `end` closes the arguments, "" if only the block does.
-    """
-
-    def __init__(self, head: re.Pattern[str], end: str) -> None:
+    def __init__(self, headed: Headed) -> None:
         self.name = ""
-        self._head = head
+        self._head = headed.head
         self._text = ""
-        self._arguments = VisibleText((end,) if end else ())
+        self._arguments = VisibleText((headed.end,) if headed.end else ())
         self._is_empty = True
 
     @property
@@ -42,12 +38,12 @@ class HeadedCall:
         self.name = found["name"]
         return self._give(self._arguments.feed(self._text[found.end() :]))
 
-    def close(self) -> str:
+    def close(self, *, is_whole: bool) -> str:
         """The block is over: what is left of the arguments. No call if `name` is empty."""
         if not self.name:
             return ""
         rest = self._give(self._arguments.flush())
-        return "{}" if self._is_empty else rest
+        return "{}" if self._is_empty and is_whole else rest
 
     def _give(self, text: str) -> str:
         self._is_empty &= not text

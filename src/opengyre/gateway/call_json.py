@@ -7,7 +7,7 @@ if they are a JSON string, as the text it holds; increments join to the same how
 split. What the arguments are is not judged: they end where their brackets do, or with the block.
 
 Without a name there is no call. Arguments before the name wait for it. A whole object without
-arguments has `{}`; a named block that broke before its arguments gives itself, stripped.
+arguments has `{}`; a named block that broke or was cut before its arguments gives itself, stripped.
 """
 
 import json
@@ -29,7 +29,7 @@ class JsonCall:
     def __init__(self, member: str = "arguments") -> None:
         self.name = ""
         self._member = member
-        self.raw: list[str] = []
+        self._raw: list[str] = []
         self._state: _State = self._before
         self._key = ""
         self._string: list[str] = []  # source of the string being read
@@ -47,7 +47,7 @@ class JsonCall:
 
     def feed(self, text: str) -> str:
         """The increment of the arguments."""
-        self.raw.append(text)
+        self._raw.append(text)
         at = 0
         while at < len(text):
             if self._is_quoted and not self._is_escaped:
@@ -60,13 +60,13 @@ class JsonCall:
                 at += 1
         return self._take()
 
-    def close(self) -> str:
+    def close(self, *, is_whole: bool) -> str:
         """The block is over: what is left of the arguments. No call if `name` is empty."""
         if self._state == self._in_text and self._is_arguments:
             self._arguments = self._string
         if not self._has_arguments:
             self._has_arguments = True
-            self._arguments = ["{}" if self._is_whole else "".join(self.raw).strip()]
+            self._arguments = ["{}" if is_whole and self._is_whole else "".join(self._raw).strip()]
         return self._take()
 
     def _take(self) -> str:

@@ -6,6 +6,7 @@ renderer is made. Invariant: a folder matches one row or none; where the model's
 little its name or chat template decides, and nothing is guessed.
 """
 
+import re
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
@@ -29,6 +30,28 @@ class InReasoning(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Headed:
+    """JSON arguments that follow `head`, which has the group `name`, up to `end` or, if that is
+    "", to the block's end."""
+
+    head: re.Pattern[str]
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tags:
+    """Arguments one by one between tags. `head` has the group `name`; `key`, up to the value's
+    beginning, the group `key`; `close` ends a value. `has_lines`: a line break on either side of
+    a value is the format's. `end` closes a call where a block holds several."""
+
+    head: re.Pattern[str]
+    key: re.Pattern[str]
+    close: str
+    has_lines: bool = False
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One format. Markers are single tokens of the vocabulary; None: the format has none.
 
@@ -37,9 +60,8 @@ class Family:
     for `types_by_name` only the name does. `section` begins the calls. `header` begins a part
     whose kind the next marker tells; `silent` markers say nothing. `opener` begins a call that no
     marker does (`is_opener_first`: only as the first characters). `named_call` is what follows a
-    call's marker when the tool is known. `arguments`, for Stream.ARGUMENTS: the member of the
-    call's JSON that has them, or a pattern of what comes before them, with the group `name`, and
-    the text that closes them. `label` is dropped at the beginning of reasoning.
+    call's marker when the tool is known. `arguments`: the member of the
+    call's JSON that has them, or how else they are written. `label` is dropped at the beginning of reasoning.
     `has_one_system`: the template has no place for a later one. `keeps_arguments`: it writes
     arguments that are no JSON object too. `has_call_ids`: the model itself names its calls.
     """
@@ -59,7 +81,7 @@ class Family:
     opener: str = ""
     is_opener_first: bool = False
     named_call: str | None = None
-    arguments: str | tuple[str, str] = "arguments"
+    arguments: str | Headed | Tags = "arguments"
     label: str = ""
     has_text_after_calls: bool = False
     has_one_system: bool = False
@@ -72,15 +94,39 @@ _FUNCTION = "\n<function={name}>\n"
 _DEEPSEEK_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
 _DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>"
 _DEEPSEEK_NAMED = "function<｜tool▁sep｜>{name}\n```json\n"
-_DEEPSEEK_ARGUMENTS = (r".*?<｜tool▁sep｜>\s*(?P<name>[^\n]+?)\s*\n```(?:json)?\s", "\n```")
-_KIMI_ARGUMENTS = (
-    r"\s*(?:[^.:]*\.)?(?P<name>[^:]+?)\s*(?::[^:]*)?<\|tool_call_argument_begin\|>",
-    "",
+_DEEPSEEK_ARGUMENTS = Headed(
+    head=re.compile(r".*?<｜tool▁sep｜>\s*(?P<name>[^\n]+?)\s*\n```(?:json)?\s", re.DOTALL),
+    end="\n```",
+)
+_KIMI_ARGUMENTS = Headed(
+    head=re.compile(r"\s*(?:[^.:]*\.)?(?P<name>[^:]+?)\s*(?::[^:]*)?<\|tool_call_argument_begin\|>")
+)
+_FUNCTION_TAGS = Tags(
+    head=re.compile(r"\s*<function=(?P<name>[^>\n]+)>"),
+    key=re.compile(r"<parameter=(?P<key>[^>\n]+)>"),
+    close="</parameter>",
+    has_lines=True,
+)
+_INVOKE_TAGS = Tags(
+    head=re.compile(r'\s*<invoke name="(?P<name>[^"\n]+)">'),
+    key=re.compile(r'<parameter name="(?P<key>[^"\n]+)">'),
+    close="</parameter>",
+    end="</invoke>",
+)
+_KEY_TAGS = Tags(
+    head=re.compile(r"\s*(?P<name>[^<\n]+?)\s*(?=<arg_key>)"),
+    key=re.compile(r"<arg_key>\s*(?P<key>[^<]+?)\s*</arg_key>\s*<arg_value>"),
+    close="</arg_value>",
 )
 _KIMI_CALL = ("<|tool_call_begin|>", "<|tool_call_end|>")
 _KIMI_SECTION = "<|tool_calls_section_begin|>"
 _QWEN35 = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
 _HY = ":opensource"
+_HY_TAGS = Tags(
+    head=re.compile(rf"\s*(?P<name>[^<\n]+?)\s*<tool_sep{_HY}>"),
+    key=re.compile(rf"<arg_key{_HY}>\s*(?P<key>[^<]+?)\s*</arg_key{_HY}>\s*<arg_value{_HY}>"),
+    close=f"</arg_value{_HY}>",
+)
 
 FAMILIES: tuple[Family, ...] = (
     Family(
@@ -101,11 +147,15 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="prime-qwen3",
+        stream=Stream.ARGUMENTS,
+        arguments=_FUNCTION_TAGS,
         types_by_name=("qwen3",),
         named_call=_FUNCTION,
     ),
     Family(
         name="qwen3.8",
+        stream=Stream.ARGUMENTS,
+        arguments=_FUNCTION_TAGS,
         model_types=_QWEN35,
         has="reasoning_effort",
         named_call=_FUNCTION,
@@ -113,6 +163,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="qwen3.6",
+        stream=Stream.ARGUMENTS,
+        arguments=_FUNCTION_TAGS,
         model_types=_QWEN35,
         has="preserve_thinking",
         named_call=_FUNCTION,
@@ -120,6 +172,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="qwen3.5",
+        stream=Stream.ARGUMENTS,
+        arguments=_FUNCTION_TAGS,
         model_types=_QWEN35,
         named_call=_FUNCTION,
         has_one_system=True,
@@ -128,6 +182,8 @@ FAMILIES: tuple[Family, ...] = (
         Family(
             name=name,
             types_by_name=("nemotron_h",),
+            stream=Stream.ARGUMENTS,
+            arguments=_FUNCTION_TAGS,
             named_call=_FUNCTION,
             has_one_system=True,
         )
@@ -135,6 +191,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="glm-4.5",
+        stream=Stream.ARGUMENTS,
+        arguments=_KEY_TAGS,
         model_types=("glm4_moe",),
         lacks="clear_thinking",
         in_reasoning=InReasoning.CALL,
@@ -143,6 +201,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="glm-5",
+        stream=Stream.ARGUMENTS,
+        arguments=_KEY_TAGS,
         model_types=("glm4_moe", "glm4_moe_lite"),
         types_by_name=("glm_moe_dsa",),
         has="clear_thinking",
@@ -154,6 +214,8 @@ FAMILIES: tuple[Family, ...] = (
         Family(
             name=name,
             types_by_name=("glm_moe_dsa",),
+            stream=Stream.ARGUMENTS,
+            arguments=_KEY_TAGS,
             in_reasoning=InReasoning.CALL,
             has_text_after_calls=True,
             named_call="{name}",
@@ -164,12 +226,15 @@ FAMILIES: tuple[Family, ...] = (
         Family(
             name=name,
             types_by_name=("laguna",),
+            stream=Stream.ARGUMENTS,
+            arguments=_KEY_TAGS,
             in_reasoning=InReasoning.PART,
         )
         for name in ("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1")
     ),
     Family(
         name="minimax-m2",
+        arguments=_INVOKE_TAGS,
         has_one_system=True,
         model_types=("minimax_m2",),
         call=("<minimax:tool_call>", "</minimax:tool_call>"),
@@ -177,6 +242,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="hy3",
+        stream=Stream.ARGUMENTS,
+        arguments=_HY_TAGS,
         model_types=("hy_v3",),
         reasoning=(f"<think{_HY}>", f"</think{_HY}>"),
         call=(f"<tool_call{_HY}>", f"</tool_call{_HY}>"),

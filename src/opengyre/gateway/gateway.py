@@ -27,7 +27,7 @@ from opengyre.gateway.recording import RecordQueue
 from opengyre.gateway.rendering import ModelRenderer
 from opengyre.gateway.request import Refusal, RefusalKind, Sampling
 from opengyre.gateway.restoring import restore_session
-from opengyre.gateway.room import Room
+from opengyre.gateway.room import NoRoom, Room
 from opengyre.gateway.routing import Routing
 from opengyre.gateway.server import bind, serve_gateway
 from opengyre.gateway.sessions import Session
@@ -296,15 +296,13 @@ class Gateway:
     async def _room_for(self, asked: Asked) -> AsyncIterator[None]:
         """Short bodies need none."""
         num_bytes = asked.connection.num_body_bytes
-        async with AsyncExitStack() as stack:
-            if num_bytes > _LONG_BODY_BYTES:
-                try:
-                    async with asyncio.timeout(ROOM_TIMEOUT_S):
-                        await stack.enter_async_context(self._room.hold(num_bytes))
-                except TimeoutError as error:
-                    what = "too many long bodies at once"
-                    raise Refusal(what, kind=RefusalKind.UNAVAILABLE) from error
-            yield
+        wanted = num_bytes if num_bytes > _LONG_BODY_BYTES else 0
+        try:
+            async with self._room.hold(wanted, limit_s=ROOM_TIMEOUT_S):
+                yield
+        except NoRoom as error:
+            what = "too many long bodies at once"
+            raise Refusal(what, kind=RefusalKind.UNAVAILABLE) from error
 
     def _session_of(self, asked: Asked) -> _Open:
         one = self._open.get(asked.execution)

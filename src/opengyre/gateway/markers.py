@@ -4,15 +4,12 @@ Owns: looking them up, and what its renderer says of how an answer begins. Must 
 messages.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from renderers.base import ParsedResponse, RenderedTokens
 from tokenizers import Tokenizer
 
-from opengyre.gateway.call_headed import HeadedCall
-from opengyre.gateway.call_json import JsonCall
 from opengyre.gateway.detokenize import token_bytes
 from opengyre.gateway.families import Family, InReasoning, Stream
 from opengyre.gateway.request import Tool
@@ -72,13 +69,6 @@ class Markers:
     opener: str = ""
     is_opener_first: bool = False
     label: str = ""
-    arguments: str | tuple[re.Pattern[str], str] = "arguments"
-
-    def open_call(self) -> JsonCall | HeadedCall:
-        """A reader of one call's text."""
-        if isinstance(self.arguments, str):
-            return JsonCall(self.arguments)
-        return HeadedCall(*self.arguments)
 
 
 def read_markers(
@@ -120,7 +110,6 @@ def read_markers(
         opener=family.opener,
         is_opener_first=family.is_opener_first,
         label=family.label,
-        arguments=_pattern(family.arguments),
     )
 
 
@@ -135,9 +124,3 @@ def _probe(tokenizer: Tokenizer, renderer: Renderer) -> tuple[list[int], bool]:
 
 def _last(ids: list[int], token: int) -> int:
     return max((at for at, each in enumerate(ids) if each == token), default=-1)
-
-
-def _pattern(arguments: str | tuple[str, str]) -> str | tuple[re.Pattern[str], str]:
-    if isinstance(arguments, str):
-        return arguments
-    return re.compile(arguments[0], re.DOTALL), arguments[1]

@@ -10,6 +10,7 @@ families that write it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Protocol
 
 from opengyre.gateway.detokenize import TextDecoder
 from opengyre.gateway.families import InReasoning, Stream
@@ -28,6 +29,20 @@ from opengyre.gateway.request import (
 )
 from opengyre.gateway.visible import VisibleText
 
+
+class CallReader(Protocol):
+    """Feeds on the text of a block and gives its arguments; `name` is "" until it is known."""
+
+    name: str
+
+    @property
+    def is_begun(self) -> bool: ...
+
+    def feed(self, text: str) -> str: ...
+
+    def close(self, *, is_whole: bool) -> str: ...
+
+
 ReadCall = tuple[str, str]
 """Name and arguments."""
 
@@ -36,13 +51,14 @@ ReadCall = tuple[str, str]
 class AnswerPlan:
     """What one answer's client asked for.
 
-    `call_id(index)` names the calls. Unless `is_parallel` the answer ends after its first call.
+    `call_id(index)` names the calls. `open_call` reads one as it comes (Stream.ARGUMENTS). Unless `is_parallel` the answer ends after its first call.
     `forced` are ids at the prompt's end that already belong to the answer. `read_calls` reads the
     ids of a block (the whole answer's with Stream.TAIL) and gives [] where there is no call.
     """
 
     stops: tuple[str, ...]
     call_id: Callable[[int], str]
+    open_call: Callable[[], CallReader]
     read_calls: Callable[[Sequence[int]], list[ReadCall]]
     is_parallel: bool = True
     forced: Sequence[int] = ()
@@ -84,7 +100,7 @@ class AnswerParser:
         self._ids: list[int] = []
         self._block: list[int] = []
         self._tail: list[str] = []
-        self._open = markers.open_call()
+        self._open = plan.open_call()
         self._name = ""
         self._call_id = ""
         self._arguments: list[str] = []
@@ -207,7 +223,7 @@ class AnswerParser:
             case _Phase.REASONING:
                 return self._thought(self._decoder.flush(), is_end=True)
             case _Phase.CALL:
-                return self._close_call() + self._text("", is_end=True)
+                return self._close_call(is_whole=False) + self._text("", is_end=True)
             case _Phase.TAIL:
                 return self._close_tail()
             case _Phase.HEADER:
@@ -286,7 +302,7 @@ class AnswerParser:
         return [] if token in self._markers.silent else self._text(self._decoder.feed(token))
 
     def _open_call(self, token: int) -> list[Piece]:
-        self._phase, self._open = _Phase.CALL, self._markers.open_call()
+        self._phase, self._open = _Phase.CALL, self._plan.open_call()
         self._block.append(token)
         return self._end_text()
 
@@ -300,17 +316,17 @@ class AnswerParser:
         self._block.append(token)
         if token == self._markers.call_end:
             self._phase = _Phase.TEXT
-            return self._close_call()
+            return self._close_call(is_whole=True)
         if self._markers.stream is Stream.ARGUMENTS:
             return self._write_call(self._open.feed(self._decoder.feed(token)))
         return []
 
-    def _close_call(self) -> list[Piece]:
+    def _close_call(self, *, is_whole: bool) -> list[Piece]:
         block, self._block = self._block, []
         if self._markers.stream is not Stream.ARGUMENTS:
             return self._whole_calls(block) or self._show(self._text_of(block))
         pieces = self._write_call(self._open.feed(self._decoder.flush()))
-        pieces += self._write_call(self._open.close())
+        pieces += self._write_call(self._open.close(is_whole=is_whole))
         if self._name:
             return pieces + self._end_call()
         return self._whole_calls(block) or self._show(self._text_of(block))

@@ -16,15 +16,18 @@ from renderers.base import MODEL_RENDERER_MAP
 from renderers.configs import config_from_name
 from tokenizers import Tokenizer
 
+from opengyre.gateway.call_headed import HeadedCall
+from opengyre.gateway.call_json import JsonCall
+from opengyre.gateway.call_tagged import TaggedCall, read_tagged
 from opengyre.gateway.chat_messages import (
     chat_messages,
     with_object_arguments,
     with_one_system,
     without_system,
 )
-from opengyre.gateway.families import Family, Stream, find_family
+from opengyre.gateway.families import Family, Headed, Stream, Tags, find_family
 from opengyre.gateway.markers import Markers, Renderer, read_markers
-from opengyre.gateway.output import AnswerParser, AnswerPlan, ReadCall
+from opengyre.gateway.output import AnswerParser, AnswerPlan, CallReader, ReadCall
 from opengyre.gateway.request import Call, Message, Refusal, Role, Tool
 from opengyre.gateway.tokenizer import (
     TokenizerAdapter as TokenizerAdapter,
@@ -121,7 +124,8 @@ class ModelRenderer:
         plan = AnswerPlan(
             stops=stops,
             call_id=call_id,
-            read_calls=lambda ids: self._read_calls(ids, list(tools) or None),
+            open_call=lambda: self._open_call(tools),
+            read_calls=lambda ids: self._read_calls(ids, list(tools)),
             is_parallel=is_parallel,
             forced=forced,
         )
@@ -176,12 +180,24 @@ class ModelRenderer:
             return []
         return [str(call.id) for call in found if _is_text(call.name)]
 
-    def _read_calls(self, ids: Sequence[int], tools: list[Tool] | None) -> list[ReadCall]:
+    def _open_call(self, tools: Sequence[Tool]) -> CallReader:
+        match self._family.arguments:
+            case Tags() as tags:
+                return TaggedCall(tags, tools)
+            case Headed() as headed:
+                return HeadedCall(headed)
+            case member:
+                return JsonCall(member)
+
+    def _read_calls(self, ids: Sequence[int], tools: list[Tool]) -> list[ReadCall]:
+        arguments = self._family.arguments
+        if isinstance(arguments, Tags) and arguments.end:
+            return read_tagged(self._adapter.decode(ids[1:]), arguments, tools)
         block = list(ids)
-        if self._markers.stream is Stream.CALLS and self._markers.section >= 0:
+        if self._markers.stream is not Stream.TAIL and self._markers.section >= 0:
             block = [self._markers.section, *block]
         try:
-            found = self._renderer.parse_response(block, tools=tools).tool_calls
+            found = self._renderer.parse_response(block, tools=tools or None).tool_calls
         except _CANNOT:
             return []
         return [(call.name, _as_json(call.arguments)) for call in found if _is_text(call.name)]

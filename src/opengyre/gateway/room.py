@@ -10,6 +10,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
+class NoRoom(Exception):
+    """It did not become free in time."""
+
+
 class Room:
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -17,17 +21,23 @@ class Room:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def hold(self, num_bytes: int) -> AsyncIterator[None]:
-        """Inside, `num_bytes` are taken. Waiting for them ends when it is cancelled."""
+    async def hold(self, num_bytes: int, *, limit_s: float) -> AsyncIterator[None]:
+        """Inside, `num_bytes` are taken; for none there is no wait. Raises NoRoom if they are not
+        free in `limit_s`."""
         wanted = min(num_bytes, self._num_bytes)
-        await self._take(wanted)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._take(wanted)
+        except TimeoutError as error:
+            raise NoRoom from error
         try:
             yield
         finally:
             self._give(wanted)
 
     async def _take(self, wanted: int) -> None:
-        if not self._waiting and wanted <= self._num_free:
+        is_first = not self._waiting or not wanted
+        if is_first and wanted <= self._num_free:
             self._num_free -= wanted
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
