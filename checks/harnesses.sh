@@ -43,7 +43,7 @@ install_node() {
         echo "$npm_packages" >"$root/node/.installed"
     else
         lacks "npm could not install claude, codex and qwen: $(grep -v 'complete log' "$log" |
-            grep 'npm error' | tail -n 1)"
+            grep -m 1 'npm error')"
     fi
 }
 
