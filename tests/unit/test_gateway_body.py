@@ -2,7 +2,9 @@
 
 import json
 import random
+import sys
 import zlib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -64,6 +66,25 @@ def test_reordered_and_edited_messages_cost_little() -> None:
     delta = body_delta(body, parent)
     assert restore_body(delta, parent) == body
     assert len(delta) < 8_000
+
+
+def test_no_body_makes_the_search_for_runs_long() -> None:
+    """Thousands of short runs among new text: what is not found in time is only not shared."""
+    source = random.Random(5)
+    parent = source.randbytes(1_500_000)
+    pieces = [parent[at : at + 300] for at in range(0, len(parent), 300)]
+    body = b"".join(piece + source.randbytes(900) for piece in pieces)
+    num_searches = 0
+
+    def count(frame: object, event: str, what: Any) -> None:
+        nonlocal num_searches
+        num_searches += event == "c_call" and what.__name__ == "find"
+
+    sys.setprofile(count)
+    delta = body_delta(body, parent)
+    sys.setprofile(None)
+    assert restore_body(delta, parent) == body
+    assert 500 < num_searches < 2_000
 
 
 def test_a_delta_of_an_appended_message_is_small() -> None:
