@@ -293,3 +293,4 @@ def test_an_address_that_cannot_be_one_is_refused(url: str) -> None:
 def test_an_address_may_end_in_v1_and_may_have_a_prefix() -> None:
     assert str(parse_origin("http://h:8000/v1/")) == "http://h:8000"
     assert str(parse_origin("https://h/engine/v1")) == "https://h:443/engine"
+    assert str(parse_origin("http://[::1]:8000")) == "http://[::1]:8000"

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -292,6 +292,34 @@ def engine_process(port: int, *more: object) -> Iterator["subprocess.Popen[str]"
         yield started
 
 
+@contextmanager
+def gateway_process(
+    out: Path, *ports: int, before: Sequence[str] = (), **how: Any
+) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
+    """`gyre gateway --json`, and the line it printed when it was ready."""
+    asked = [part for port in ports for part in ("--engine", f"http://127.0.0.1:{port}")]
+    argv = [*before, GYRE, "gateway", *asked, "--model", MODEL, "--json", "--out", out]
+    with process(*argv, **how) as started:
+        assert started.stdout is not None
+        yield started, json.loads(started.stdout.readline())
+
+
+def streamed(stack: ExitStack, ready: dict[str, Any], messages: Any = HELLO) -> Iterator[str]:
+    base = f"{ready['address']}/v1"
+    client = openai.OpenAI(base_url=base, api_key=ready["key"], max_retries=0)
+    stack.enter_context(client)
+    made = client.chat.completions.create(model="m", messages=messages, stream=True)
+    return (chunk.choices[0].delta.content or "" for chunk in made if chunk.choices)
+
+
+def ended(gateway: "subprocess.Popen[str]") -> tuple[int, dict[str, int]]:
+    """After Ctrl-C: the exit code and some of what it printed."""
+    gateway.send_signal(signal.SIGINT)
+    assert gateway.stdout is not None
+    end = json.loads(gateway.stdout.readline())
+    return gateway.wait(timeout=20), {k: end[k] for k in ("num_turns", "num_moves", "num_cut")}
+
+
 def wait_for(url: str) -> None:
     for _ in range(200):
         try:
@@ -309,27 +337,52 @@ def test_a_killed_engine_process_costs_a_client_nothing_and_ctrl_c_ends_in_order
     ports = [free_port(), free_port()]
     with ExitStack() as stack:
         engines = [stack.enter_context(engine_process(port)) for port in ports]
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
-        asked = ["--engine", urls[0], "--engine", urls[1], "--model", MODEL, "--json"]
-        gateway = stack.enter_context(process(GYRE, "gateway", *asked, "--out", tmp_path / "out"))
-        assert gateway.stdout is not None
-        ready = json.loads(gateway.stdout.readline())
-        client = openai.OpenAI(base_url=f"{ready['address']}/v1", api_key=ready["key"])
-        stack.enter_context(client)
+        gateway, ready = stack.enter_context(gateway_process(tmp_path / "out", *ports))
         text = ""
-        for chunk in client.chat.completions.create(model="m", messages=HELLO, stream=True):
-            text += chunk.choices[0].delta.content or ""
+        for part in streamed(stack, ready):
+            text += part
             if len(text) >= 6 and engines[0].poll() is None:
                 engines[0].kill()
                 engines[0].wait()
-        gateway.send_signal(signal.SIGINT)
-        end = json.loads(gateway.stdout.readline())
-        assert gateway.wait(timeout=20) == 0
+        assert ended(gateway) == (0, {"num_turns": 1, "num_moves": 1, "num_cut": 0})
     assert is_whole(text)
-    assert (end["num_turns"], end["num_moves"], end["num_cut"]) == (1, 1, 0)
     (record,) = records(tmp_path / "out")
     assert record.header.execution == "default"
     assert TOKENIZER.decode(record.completion_ids) == text
+
+
+def test_a_killed_gateway_goes_on_from_its_records_and_a_cut_call_is_exit_code_3(
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    with ExitStack() as stack:
+        stack.enter_context(engine_process(port))
+        first, ready = stack.enter_context(gateway_process(tmp_path / "out", port))
+        text = "".join(streamed(stack, ready))
+        first.kill()
+        first.wait()
+        second, ready = stack.enter_context(gateway_process(tmp_path / "out", port))
+        assert ready["num_known_sessions"] == 1
+        more = [*HELLO, {"role": "assistant", "content": text}, *HELLO]
+        next(streamed(stack, ready, more))
+        assert ended(second) == (3, {"num_turns": 1, "num_moves": 0, "num_cut": 1})
+    whole, cut = records(tmp_path / "out")
+    assert (whole.header.is_committed, cut.header.is_committed) == (True, False)
+    assert cut.header.parent == whole.header.turn == "default.t1"
+
+
+def test_a_disk_that_takes_no_more_ends_the_gateway_in_one_line(tmp_path: Path) -> None:
+    port = free_port()
+    limited = ["bash", "-c", 'ulimit -f 4; exec "$@"', "limited"]
+    with ExitStack() as stack:
+        stack.enter_context(engine_process(port, "--num-tokens", 700, "--tokens-per-s", 0))
+        how = {"before": limited, "stderr": subprocess.PIPE}
+        gateway, ready = stack.enter_context(gateway_process(tmp_path / "out", port, **how))
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            "".join(part for _ in range(4) for part in streamed(stack, ready))
+        assert gateway.wait(timeout=20) == 1
+        assert gateway.stderr is not None
+        assert gateway.stderr.read() == "gyre: tokens: segment 0: File too large\n"
 
 
 def test_a_call_that_still_runs_at_the_end_is_cut_recorded_and_counted(tmp_path: Path) -> None:

@@ -35,10 +35,14 @@ class Origin:
     base_path: str = ""
     api_key: str = field(default="", repr=False)
 
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
     def __str__(self) -> str:
         scheme = "https" if self.is_tls else "http"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{scheme}://{host}:{self.port}{self.base_path}"
+        return f"{scheme}://{self.authority}{self.base_path}"
 
 
 def parse_origin(url: str, *, api_key: str = "") -> Origin:
@@ -201,7 +205,7 @@ class HttpPool:
         origin = self.origin
         lines = [
             f"{method} {origin.base_path}{path} HTTP/1.1",
-            f"host: {origin.host}:{origin.port}",
+            f"host: {origin.authority}",
             "accept: */*",
         ]
         if origin.api_key:
