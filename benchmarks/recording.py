@@ -18,7 +18,8 @@ from harness_bodies import NUM_SAMPLED, Conversation, turn_record
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from opengyre.gateway.body import body_delta, decode_object, restore_body
+from opengyre.gateway.body import decode_object
+from opengyre.gateway.delta import body_delta, restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.history import Keys
 from opengyre.gateway.rendering import load_renderer

@@ -25,7 +25,7 @@ from cases_rig import (
 )
 from cases_speakers import SPEAKERS, Json, Said, Speaker, ToolSpec, parsed
 
-from opengyre.gateway.body import restore_body
+from opengyre.gateway.delta import restore_body
 from opengyre.seams.engine import Finish
 from opengyre.seams.records import TokenRecord
 

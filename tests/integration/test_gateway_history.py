@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from gateway_rig import TOOLS, Rig, open_rig, scripted
 
-from opengyre.gateway.body import restore_body
+from opengyre.gateway.delta import restore_body
 
 Message = dict[str, Any]
 ODD_ARGUMENTS = [

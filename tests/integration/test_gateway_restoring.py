@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from opengyre.gateway.body import body_delta, decode_object
+from opengyre.gateway.body import decode_object
+from opengyre.gateway.delta import body_delta
 from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.rendering import load_renderer
 from opengyre.gateway.request import Answer, Message, Refusal, Role, Usage

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from harness_bodies import NUM_SAMPLED, Conversation, turn_record
 
-from opengyre.gateway.body import body_delta, restore_body
+from opengyre.gateway.delta import body_delta, restore_body
 from opengyre.store.segments import SegmentReader, SegmentWriter
 
 NUM_TURNS = 300

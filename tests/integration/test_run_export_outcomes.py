@@ -14,7 +14,7 @@ from opengyre.cli.main import app
 from opengyre.control import commands as c
 from opengyre.control import facts as f
 from opengyre.control.ids import execution_id, group_id
-from opengyre.gateway.body import body_delta
+from opengyre.gateway.delta import body_delta
 from opengyre.seams.errors import ConfigError
 from opengyre.seams.records import SegmentRef, Span, TokenRecord, TurnRecord
 from opengyre.store import observations as seen

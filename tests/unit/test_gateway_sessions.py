@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from opengyre.gateway.body import restore_body
+from opengyre.gateway.delta import restore_body
 from opengyre.gateway.history import Keys, is_same_reasoning
 from opengyre.gateway.rendering import load_renderer
 from opengyre.gateway.request import Call, Message, Refusal, Request, Role

@@ -9,7 +9,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opengyre.gateway.body import decode_object, restore_body
+from opengyre.gateway.body import decode_object
+from opengyre.gateway.delta import restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.history import Keys, call_key
 from opengyre.gateway.request import Message, Refusal, Request, Role

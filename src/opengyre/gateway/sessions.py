@@ -15,7 +15,8 @@ from itertools import chain
 
 import msgspec
 
-from opengyre.gateway.body import body_delta, decode_object, restore_body
+from opengyre.gateway.body import decode_object
+from opengyre.gateway.delta import body_delta, restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.history import Keys, call_key, is_same_reasoning
 from opengyre.gateway.output import AnswerParser
