@@ -38,6 +38,15 @@ async def kill_and_go_on(run: Run, name: str, *, num_tokens: int) -> None:
     await until(lambda: run.told.num_sampled_tokens >= num_before + num_tokens)
 
 
+def assert_untouched(killed: Driven, undisturbed: Driven) -> None:
+    """Whoever was served by a gateway that lived sampled what an undisturbed run samples."""
+    lost = {execution for one in killed.all(GatewayLost) for execution in one.executions}
+    expected, found = undisturbed.completions(), killed.completions()
+    others = {turn for turn in expected if turn.partition(".")[0] not in lost}
+    assert others
+    assert {turn: found[turn] for turn in others} == {turn: expected[turn] for turn in others}
+
+
 def turns_of(driven: Driven) -> list[tuple[str, int]]:
     return [(told.turn.turn, told.turn.attempt) for told in driven.all(TurnRecorded)]
 
@@ -66,7 +75,7 @@ def test_case_17_a_gateway_killed_in_a_run_is_back_with_every_turn_and_every_ses
     assert all(one.executions and one.gone_s is not None for one in lost)
     assert set(killed.outcomes().values()) == {f.Outcome.COMPLETED}
     assert max(Counter(turns_of(killed)).values()) == 1
-    assert killed.completions() == undisturbed.completions()
+    assert_untouched(killed, undisturbed)
     assert_promises_are_kept(killed)
 
 
@@ -86,7 +95,7 @@ def test_two_gateways_share_the_executions_and_the_death_of_one_touches_only_its
     assert running
     assert set(killed.outcomes().values()) == {f.Outcome.COMPLETED}
     assert max(Counter(turns_of(killed)).values()) == 1
-    assert killed.completions() == undisturbed.completions()
+    assert_untouched(killed, undisturbed)
     assert_promises_are_kept(killed)
 
 

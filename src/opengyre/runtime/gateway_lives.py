@@ -31,6 +31,7 @@ MAX_DEATHS = 3
 DEATHS_WITHIN_S = 300.0
 ANSWER_S = 30.0
 READY_WITHIN_S = 300.0
+END_WITHIN_S = 1.0
 BACK_WITHIN_S = 600.0
 
 
@@ -169,12 +170,13 @@ class GatewayLives:
     # ---- lives
 
     def _go_down(self, one: GatewayMember) -> None:
-        """From now on its clients are held; what is left of it is ended."""
+        """From now on its clients are held; if it is not gone soon it is ended."""
         if one.is_up.is_set():
             one.is_up.clear()
             one.down_since_s = _now_s()
             self._hold(one, is_held=True)
-            self._processes.fence(one.name, one.life)
+            fence = self._processes.fence
+            asyncio.get_running_loop().call_later(END_WITHIN_S, fence, one.name, one.life)
 
     async def _revive(self, one: GatewayMember, reason: str) -> None:
         """A new life with everything the last one had, unless the run is ending.
