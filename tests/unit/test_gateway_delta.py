@@ -97,6 +97,7 @@ def test_a_delta_of_another_format_parent_or_with_damage_is_refused(size: int) -
     parent = random.Random(3).randbytes(2_000)
     delta = body_delta(parent[:900] + random.Random(4).randbytes(size) + parent[900:], parent)
     damaged = [delta[:-3], delta[:3], delta[:-3] + b"\0" + delta[-2:]]
+    damaged.append(delta[:1] + b"\xff\xff\xff\xff" + delta[5:])
     for wrong in (b"\x07" + delta[1:], b"", *damaged):
         with pytest.raises(BoundaryError, match="cannot be restored"):
             restore_body(wrong, parent)

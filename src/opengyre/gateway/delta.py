@@ -51,6 +51,8 @@ def restore_body(delta: bytes, parent: bytes) -> bytes:
     if delta[:1] not in (_DEFLATED, _FRAMED) or len(delta) < _HEAD_BYTES:
         raise _damaged(f"format {delta[:1].hex()} is not known")
     end = _HEAD_BYTES + _RUN_BYTES * int.from_bytes(delta[1:_HEAD_BYTES], "little")
+    if end > len(delta):
+        raise _damaged("runs are missing")
     numbers = [int.from_bytes(delta[at : at + 4], "little") for at in range(_HEAD_BYTES, end, 4)]
     runs = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))
     _check_runs(runs, len(parent))
