@@ -27,8 +27,9 @@ from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import Ending, Limits
 from opengyre.seams.records import TokenRecord, TurnRecord
 from opengyre.seams.tasks import Task
-from opengyre.store.segments import SegmentReader
 from opengyre.tasks.harbor import load_task
+from opengyre.trainer.wire import turn_tokens
+from opengyre.trajectory.rows import TokenAccount, paths_of
 
 MISSING = Path(".harnesses/missing")
 CONTEXT_TOKENS = 1 << 20
@@ -166,8 +167,9 @@ class Outcome:
         return [record for record in self.records if record.header.is_committed]
 
     @property
-    def num_trainable_tokens(self) -> int:
-        return sum(len(one.completion_ids) for one in self.committed if one.header.role != "side")
+    def account(self) -> TokenAccount:
+        """Where every sampled token ended."""
+        return paths_of([turn_tokens(record) for record in self.records])[1]
 
     def prompt_of(self, record: TokenRecord) -> list[int]:
         """A turn's prompt, restored from records alone."""
@@ -183,7 +185,9 @@ class Outcome:
         assert (result.ending, result.exit_code) == (Ending.EXITED, 0), result.output_tail[-3000:]
 
     def check_recorded_exactly(self) -> None:
-        """Every committed turn's ids are what engines received and gave, in parts or whole."""
+        """Every committed turn's ids are what engines received and gave, in parts or whole, and
+        each sampled token is trained or left out for a reason."""
+        assert self.account.is_balanced
         for record in self.committed:
             prompt = self.prompt_of(record)
             parts = [one for one in self.served if one.turn == record.header.turn]
@@ -210,11 +214,10 @@ class Outcome:
 
 def outcome_of(stage: Stage, played: Played, *, log: Log, proxy: WireProxy) -> Outcome:
     """Read what is there now; the stage's folders go with it."""
-    reader = SegmentReader(stage.work / "tokens")
     return Outcome(
         played=played,
         turns=list(stage.turns),
-        records=[reader.read(turn.ref) for turn in stage.turns],
+        records=stage.records(),
         served=log.served,
         struck=log.struck,
         seen=proxy.seen,

@@ -115,4 +115,4 @@ def test_case_1_ids_and_logprobs_of_a_model_are_recorded_exactly(name: str) -> N
         run = asyncio.run(played(shortened(profile_of(name)), folder))
     assert run.committed, run.played.result.output_tail[-2000:]
     run.check_recorded_exactly()
-    assert run.num_trainable_tokens > 0
+    assert run.account.trained > 0

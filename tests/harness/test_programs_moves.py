@@ -92,7 +92,7 @@ def check_unnoticed(run: Outcome) -> None:
     assert len(run.calls) == len(run.turns) == len(run.committed)
     run.check_recorded_exactly()
     run.check_one_unbroken_branch()
-    assert run.num_trainable_tokens > 0
+    assert run.account.trained > 0
 
 
 class Move(StrEnum):

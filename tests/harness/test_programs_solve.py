@@ -19,7 +19,7 @@ def test_case_1_2_16_a_program_works_as_it_does_without_us_and_every_id_is_recor
     run.check_recorded_exactly()
     run.check_one_unbroken_branch()
     assert len(run.committed) == len(run.turns) == len(run.calls) == len(LINES) + 1
-    assert run.num_trainable_tokens > 0
+    assert run.account.trained > 0
 
     with plain_endpoint(APPENDING) as address:
         straight = Scene(profile_of(name), proxy=lambda _: WireProxy(address)).run()

@@ -124,7 +124,8 @@ def _print(report: "TryReport") -> None:
         "reward": f"{reward} ({report.verdict})",
         "requests": f"{report.num_requests} by {', '.join(report.protocols) or 'none'}",
         "turns": f"{report.num_committed_turns} committed ({roles or 'none'})",
-        "tokens": f"{report.num_sampled_tokens} sampled, {report.num_trainable_tokens} trainable",
+        "tokens": f"{report.num_sampled_tokens} sampled, {report.num_trainable_tokens} trainable "
+        f"in {report.num_paths} paths",
     }
     for reason, number in report.forks.items():
         rows[f"{number} forked"] = reason

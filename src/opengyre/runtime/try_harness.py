@@ -23,13 +23,14 @@ from opengyre.runtime.folders import meeting_places
 from opengyre.runtime.label_rules import label_rules
 from opengyre.seams.engine import RequestEngine
 from opengyre.seams.harness import Harness, HarnessJob, LaunchResult, Limits, Sandbox
-from opengyre.seams.records import TurnRecord
+from opengyre.seams.records import TokenRecord, TurnRecord
 from opengyre.seams.tasks import Grader, Task, Verdict
-from opengyre.store.segments import SegmentWriter
+from opengyre.store.segments import SegmentReader, SegmentWriter
 from opengyre.tasks.grader import ScriptGrader
 
 EXECUTION = "e000001"
 MODEL_NAME = "policy"
+TOKENS = "tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,16 @@ class Stage:
     work: Path
     first_engine: str
     turns: list[TurnRecord]
+
+    @property
+    def tokens(self) -> Path:
+        """The folder of its token records."""
+        return self.work / TOKENS
+
+    def records(self) -> list[TokenRecord]:
+        """What is durable so far, in the order in which it was told."""
+        reader = SegmentReader(self.tokens)
+        return [reader.read(turn.ref) for turn in self.turns]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +123,7 @@ async def open_stage(
 async def _open_gateway(
     settings: StageSettings, work: Path, turns: list[TurnRecord]
 ) -> AsyncIterator[Gateway]:
-    tokens = work / "tokens"
+    tokens = work / TOKENS
     tokens.mkdir()
     recorder = SegmentWriter(tokens)
     events = GatewayEvents(

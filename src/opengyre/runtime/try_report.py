@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from opengyre.control.facts import Outcome
 from opengyre.runtime.executions import outcome_of
 from opengyre.runtime.try_harness import Played
-from opengyre.seams.records import TurnRecord
-from opengyre.trajectory.rows import UNTRAINED_ROLES
+from opengyre.seams.records import TokenRecord
+from opengyre.trainer.wire import turn_tokens
+from opengyre.trajectory.rows import paths_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TryReport:
-    """`turns_by_role` counts committed turns; `problems` are sentences, none if it is valid."""
+    """`turns_by_role` counts committed turns; a path is a line of turns that is trained as one;
+    `problems` are sentences, none if it is valid."""
 
     harness: str
     outcome: str
@@ -31,6 +33,7 @@ class TryReport:
     num_committed_turns: int
     turns_by_role: dict[str, int]
     forks: dict[str, int]
+    num_paths: int
     num_sampled_tokens: int
     num_trainable_tokens: int
     problems: tuple[str, ...]
@@ -42,17 +45,17 @@ class TryReport:
 
 
 def report_of(
-    harness: str, played: Played, turns: Sequence[TurnRecord], *, must_solve: bool
+    harness: str, played: Played, records: Sequence[TokenRecord], *, must_solve: bool
 ) -> TryReport:
     """`must_solve`: a reward of less than 1 is a problem, because the policy knew the solution."""
+    turns = [record.header for record in records]
     committed = [turn for turn in turns if turn.is_committed]
-    trainable = [turn for turn in committed if turn.role not in UNTRAINED_ROLES]
+    paths, account = paths_of([turn_tokens(record) for record in records])
     result, verdict = played.result, played.verdict
-    num_trainable = sum(turn.num_completion_tokens for turn in trainable)
     problems = []
     if outcome_of(result) is not Outcome.COMPLETED:
         problems.append(f"it ended as {outcome_of(result).value}: {result.reason}")
-    if not num_trainable:
+    if not account.trained:
         problems.append("no token of it can be trained: it made no call that was answered in full")
     if verdict.reward is None:
         problems.append(f"no verdict: {verdict.reason}")
@@ -71,8 +74,9 @@ def report_of(
         num_committed_turns=len(committed),
         turns_by_role=dict(Counter(turn.role for turn in committed)),
         forks=dict(Counter(turn.fork_reason for turn in committed if turn.fork_reason)),
-        num_sampled_tokens=sum(turn.num_completion_tokens for turn in turns),
-        num_trainable_tokens=num_trainable,
+        num_paths=len(paths),
+        num_sampled_tokens=account.sampled,
+        num_trainable_tokens=account.trained,
         problems=tuple(problems),
         output_tail=result.output_tail,
     )

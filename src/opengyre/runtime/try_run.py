@@ -81,8 +81,9 @@ async def _try(asked: TryAsked) -> TryReport:
             )
             async with open_stage(settings, {"s0": chosen.engine}) as stage:
                 played = await play(stage, task)
+                records = stage.records()
                 await asyncio.to_thread(_keep, stage, played, asked.keep)
-    return report_of(profile.name, played, stage.turns, must_solve=asked.model is None)
+    return report_of(profile.name, played, records, must_solve=asked.model is None)
 
 
 def _limits(asked: TryAsked, task: Task) -> Limits:
@@ -117,4 +118,4 @@ def _keep(stage: Stage, played: Played, target: Path | None) -> None:
     if target is None:
         return
     shutil.copytree(played.folder, target, symlinks=True)
-    shutil.copytree(stage.work / "tokens", target / "tokens")
+    shutil.copytree(stage.tokens, target / "tokens")
