@@ -33,8 +33,9 @@ or a download cache's `models--OWNER--NAME`), then the chat template. Nothing is
 matches no row is refused at start. `gateway.allow_rerender = true` renders each turn of such a
 model anew by its chat template, so that no turn extends another and each is trained by itself.
 
-Text and reasoning reach the client as they are sampled, for every family. Tool calls come
-differently, because not every format writes arguments as JSON:
+Text and reasoning reach the client as they are sampled, for every family, and so do the arguments
+of most families' calls: JSON as it was written, text between tags as a JSON text that keeps every
+character, other values between tags when they end.
 
 """
 _NOTES = """

@@ -118,6 +118,18 @@ def test_an_answer_does_not_depend_on_how_its_ids_were_split(name: str, said: Sa
 
 
 @EACH
+@pytest.mark.parametrize(
+    "text", ["    indented\n", "\n\nx\n\n", " ", "", "5000.0", "null", "<a>&</a>"]
+)
+def test_a_text_argument_keeps_every_character(name: str, text: str) -> None:
+    said = fitted(name, Said(calls=(("edit_file", {"command": text, "count": 5000.0}),)))
+    ids = completion(name, said)
+    (call,) = parsed(name, ids).calls
+    assert json.loads(call.arguments) == {"command": text, "count": 5000.0}
+    assert "5000.0" in call.arguments
+
+
+@EACH
 @SOME
 @given(data=st.data())
 def test_no_ids_break_a_parser_and_all_it_gives_adds_up(name: str, data: st.DataObject) -> None:

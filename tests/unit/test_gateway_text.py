@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from opengyre.gateway.call_headed import HeadedCall
 from opengyre.gateway.call_json import JsonCall
 from opengyre.gateway.detokenize import TextDecoder, token_bytes
+from opengyre.gateway.families import Headed
 from opengyre.gateway.output import AnswerParser
 from opengyre.gateway.rendering import TokenizerAdapter, load_renderer
 from opengyre.gateway.request import (
@@ -115,7 +116,7 @@ def read(text: str, cuts: Sequence[int] = ()) -> tuple[str, str]:
     for end in [*sorted(cuts), len(text)]:
         arguments += call.feed(text[begin:end])
         begin = max(begin, end)
-    return call.name, arguments + call.close()
+    return call.name, arguments + call.close(is_whole=True)
 
 
 @given(st.lists(st.integers(min_value=0, max_value=len(TABLE) + 3), max_size=40))
@@ -197,7 +198,7 @@ def test_a_call_is_what_was_written_and_never_repaired(
     assert read(block) == (name, arguments)
 
 
-FENCED = re.compile(r".*?\|\s*(?P<name>[^\n]+?)\n```json\s", re.DOTALL)
+FENCED = Headed(head=re.compile(r".*?\|\s*(?P<name>[^\n]+?)\n```json\s", re.DOTALL), end="\n```")
 
 
 @given(st.text(alphabet='{}"a \n`', max_size=12), st.sampled_from(["", "\n```", "\n``"]), st.data())
@@ -206,17 +207,19 @@ def test_arguments_after_a_head_come_as_written_up_to_their_end(
 ) -> None:
     block = "kind|bash\n```json\n" + arguments + end
     cuts = sorted(data.draw(st.lists(st.integers(0, len(block)), max_size=6)))
-    call, shown = HeadedCall(FENCED, "\n```"), ""
+    call, shown = HeadedCall(FENCED), ""
     for begin, stop in pairwise([0, *cuts, len(block)]):
         shown += call.feed(block[begin:stop])
-    shown += call.close()
+    shown += call.close(is_whole=True)
     assert call.name == "bash"
     assert shown == ((arguments + end).partition("\n```")[0].strip() or "{}")
 
 
 def test_a_head_that_never_ends_is_no_call() -> None:
-    call = HeadedCall(FENCED, "\n```")
-    assert "".join(call.feed("kind|bash " * 10) for _ in range(100)) + call.close() == ""
+    call = HeadedCall(FENCED)
+    assert (
+        "".join(call.feed("kind|bash " * 10) for _ in range(100)) + call.close(is_whole=True) == ""
+    )
     assert call.name == ""
 
 

@@ -60,8 +60,8 @@ class Family:
     for `types_by_name` only the name does. `section` begins the calls. `header` begins a part
     whose kind the next marker tells; `silent` markers say nothing. `opener` begins a call that no
     marker does (`is_opener_first`: only as the first characters). `named_call` is what follows a
-    call's marker when the tool is known. `arguments`: the member of the
-    call's JSON that has them, or how else they are written. `label` is dropped at the beginning of reasoning.
+    call's marker when the tool is known. `arguments`: the member of the call's JSON that has them,
+    or how else they are written. `label` is dropped at the beginning of reasoning.
     `has_one_system`: the template has no place for a later one. `keeps_arguments`: it writes
     arguments that are no JSON object too. `has_call_ids`: the model itself names its calls.
     """

@@ -51,9 +51,10 @@ ReadCall = tuple[str, str]
 class AnswerPlan:
     """What one answer's client asked for.
 
-    `call_id(index)` names the calls. `open_call` reads one as it comes (Stream.ARGUMENTS). Unless `is_parallel` the answer ends after its first call.
-    `forced` are ids at the prompt's end that already belong to the answer. `read_calls` reads the
-    ids of a block (the whole answer's with Stream.TAIL) and gives [] where there is no call.
+    `call_id(index)` names the calls. `open_call` reads one as it comes (Stream.ARGUMENTS),
+    `read_calls` the ids of a block (the whole answer's with Stream.TAIL), [] where there is none.
+    Unless `is_parallel` the answer ends after its first call. `forced` are ids at the prompt's end
+    that already belong to the answer.
     """
 
     stops: tuple[str, ...]
