@@ -59,22 +59,18 @@ class ServerFacts:
 
 
 class _Call:
-    """One request on its way. `on_trouble(reason)` for a failure that is not the request's."""
+    """One request on its way. `on_over(trouble)` is called once, when its stream ended; `trouble`
+    are words if it failed through no fault of its own."""
 
     def __init__(
-        self,
-        stream: ChunkStream,
-        read: ReadEvent,
-        version: int,
-        *,
-        on_trouble: Callable[[str], None],
+        self, read: ReadEvent, version: int, *, on_over: Callable[["_Call", str], None]
     ) -> None:
-        self.stream = stream
+        self.stream = ChunkStream()
         self.connection: HttpConnection | None = None
         self.last_s = asyncio.get_running_loop().time()
         self._read = read
         self._version = version
-        self._on_trouble = on_trouble
+        self._on_over = on_over
         self._lines = EventLines()
         self._refusal = bytearray()
 
@@ -95,13 +91,13 @@ class _Call:
             return
         if not failure and status != _OK:
             failure = f"HTTP {status}: {self._refusal.decode(errors='replace')}"
-        if status in (0, _OK) or status >= 500:
-            self._on_trouble(failure)
-        self._end(Finish.ERROR, failure or "the answer ended without saying how")
+        reason = failure or "the answer ended without saying how"
+        is_theirs = status in (0, _OK) or status >= 500
+        self._end(Finish.ERROR, reason, trouble=reason if is_theirs else "")
 
-    def stop(self, finish: Finish, reason: str = "") -> None:
+    def stop(self, finish: Finish, reason: str = "", *, trouble: str = "") -> None:
         """End the stream here and cut the connection."""
-        self._end(finish, reason)
+        self._end(finish, reason, trouble=trouble)
         if self.connection is not None:
             self.connection.close()
 
@@ -116,8 +112,10 @@ class _Call:
         if chunk.finish is not None:
             self._end(chunk.finish, chunk.reason)
 
-    def _end(self, finish: Finish, reason: str) -> None:
-        self.stream.end(finish, policy_version=self._version, reason=reason)
+    def _end(self, finish: Finish, reason: str, *, trouble: str = "") -> None:
+        if not self.stream.is_ended:
+            self.stream.end(finish, policy_version=self._version, reason=reason)
+            self._on_over(self, trouble)
 
 
 class HttpEngine:
@@ -144,6 +142,7 @@ class HttpEngine:
         self._silence_max_s = silence_max_s
         self._pool = HttpPool(origin)
         self._calls: dict[str, _Call] = {}
+        self._listening: asyncio.TimerHandle | None = None
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -159,6 +158,8 @@ class HttpEngine:
         """Requests that still run are cancelled."""
         for call in list(self._calls.values()):
             call.stop(Finish.CANCELLED)
+        if self._listening is not None:
+            self._listening.cancel()
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
@@ -170,22 +171,18 @@ class HttpEngine:
 
     def submit(self, request: GenerateRequest) -> ChunkReader:
         """Sent at once. `aclose`, or dropping the reader, cancels it."""
-        stream = ChunkStream()
-        request_id = request.request_id
         room = self._facts.context_tokens - len(request.prompt_ids)
-        num_tokens = min(request.max_new_tokens, room)
+        asked = msgspec.structs.replace(request, max_new_tokens=min(request.max_new_tokens, room))
+        call = self._call(request.request_id)
         refusal = self._refusal(request, room)
-        version = self._facts.policy_version
         if refusal:
-            stream.end(Finish.ERROR, policy_version=version, reason=refusal)
-        elif num_tokens <= 0:
-            stream.end(Finish.LENGTH, policy_version=version)
+            call.stop(Finish.ERROR, refusal)
+        elif asked.max_new_tokens <= 0:
+            call.stop(Finish.LENGTH)
         else:
-            call = _Call(stream, self.wire.reader(), version, on_trouble=self._on_trouble)
-            self._calls[request_id] = call
-            asked = msgspec.structs.replace(request, max_new_tokens=num_tokens)
-            self._tasks.create_task(self._serve(asked, call))
-        return ChunkReader(stream, on_abandon=lambda: self._abandon(request_id, stream))
+            self._calls[request.request_id] = call
+            self._begin(asked, call)
+        return ChunkReader(call.stream, on_abandon=lambda: self._abandon(request.request_id, call))
 
     async def freeze(self, request_id: str) -> None:
         await self._stop(request_id, Finish.FROZEN)
@@ -218,44 +215,52 @@ class HttpEngine:
             return False
         return status == _OK
 
-    async def _serve(self, request: GenerateRequest, call: _Call) -> None:
-        """Until the stream ended, whoever ended it."""
-        try:
-            await self._send(request, call)
-            await self._watch(call)
-        finally:
-            if self._calls.get(request.request_id) is call:
-                del self._calls[request.request_id]
+    def _call(self, request_id: str) -> _Call:
+        def on_over(call: _Call, trouble: str) -> None:
+            if self._calls.get(request_id) is call:
+                del self._calls[request_id]
+            if trouble:
+                self.trouble = trouble
+                self.troubled.set()
 
-    async def _watch(self, call: _Call) -> None:
-        """Cut a request that hears nothing for too long."""
-        while not call.stream.is_ended:
-            heard_s = call.last_s
-            try:
-                async with asyncio.timeout_at(heard_s + self._silence_max_s):
-                    await call.stream.wait_ended()
-            except TimeoutError:
-                if call.last_s == heard_s:
-                    self._on_trouble("it is silent")
-                    call.stop(Finish.ERROR, f"nothing came in {self._silence_max_s:g} s")
+        return _Call(self.wire.reader(), self._facts.policy_version, on_over=on_over)
 
-    async def _send(self, request: GenerateRequest, call: _Call) -> None:
-        body = self.wire.body(request)
+    def _begin(self, request: GenerateRequest, call: _Call) -> None:
+        """At once where a connection is free."""
+        sent = self._pool.request("POST", self.wire.path, self.wire.body(request))
+        call.connection = self._pool.free_connection()
+        if call.connection is not None:
+            call.connection.send(sent, call)
+        else:
+            self._tasks.create_task(self._connect(sent, call))
+        if self._listening is None:
+            self._listen()
+
+    async def _connect(self, sent: bytes, call: _Call) -> None:
         try:
             connection = await self._pool.connection()
         except BoundaryError as error:
-            self._on_trouble(error.reason)
-            call.stop(Finish.ERROR, error.reason)
+            call.stop(Finish.ERROR, error.reason, trouble=error.reason)
             return
         if call.stream.is_ended:
             connection.close()
             return
         call.connection = connection
-        connection.send(self._pool.request("POST", self.wire.path, body), call)
+        connection.send(sent, call)
+
+    def _listen(self) -> None:
+        """While requests run: cut those that heard nothing for too long."""
+        loop = asyncio.get_running_loop()
+        for call in list(self._calls.values()):
+            if loop.time() - call.last_s >= self._silence_max_s:
+                reason = f"nothing came in {self._silence_max_s:g} s"
+                call.stop(Finish.ERROR, reason, trouble=reason)
+        again = loop.call_later(self._silence_max_s / 4, self._listen) if self._calls else None
+        self._listening = again
 
     async def _stop(self, request_id: str, finish: Finish) -> None:
         call = self._calls.get(request_id)
-        if call is None or call.stream.is_ended:
+        if call is None:
             return
         is_sent = call.connection is not None
         call.stop(finish)
@@ -269,14 +274,12 @@ class HttpEngine:
             with contextlib.suppress(BoundaryError):
                 await self._pool.call("POST", *told, timeout_s=CALL_TIMEOUT_S)
 
-    def _abandon(self, request_id: str, stream: ChunkStream) -> None:
-        call = self._calls.get(request_id)
-        if call is not None and call.stream is stream and not stream.is_ended:
+    def _abandon(self, request_id: str, call: _Call) -> None:
+        if self._calls.get(request_id) is call:
             self._tasks.create_task(self._stop(request_id, Finish.CANCELLED))
 
     def _refusal(self, request: GenerateRequest, room: int) -> str:
-        known = self._calls.get(request.request_id)
-        if known is not None and not known.stream.is_ended:
+        if request.request_id in self._calls:
             return f"request {request.request_id} is already here"
         if len(self._calls) >= MAX_REQUESTS:
             return f"engine is full: {len(self._calls)} requests are under way"
@@ -286,7 +289,3 @@ class HttpEngine:
             num, limit = len(request.prompt_ids), self._facts.context_tokens
             return f"a prompt of {num} tokens exceeds the context of {limit}"
         return ""
-
-    def _on_trouble(self, reason: str) -> None:
-        self.trouble = reason
-        self.troubled.set()

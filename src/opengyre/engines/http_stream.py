@@ -181,15 +181,22 @@ class HttpPool:
         while self._idle:
             self._idle.pop()[1].close()
 
-    async def connection(self) -> HttpConnection:
-        """One that is free, or a new one. Raises BoundaryError if the server is not there."""
-        loop = asyncio.get_running_loop()
+    def free_connection(self) -> HttpConnection | None:
+        """One that was used before and can be used again."""
+        now_s = asyncio.get_running_loop().time()
         while self._idle:
             since_s, free = self._idle.pop()
-            if not free.is_closed and loop.time() - since_s < MAX_IDLE_S:
+            if not free.is_closed and now_s - since_s < MAX_IDLE_S:
                 return free
             free.close()
-        origin = self.origin
+        return None
+
+    async def connection(self) -> HttpConnection:
+        """One that is free, or a new one. Raises BoundaryError if the server is not there."""
+        free = self.free_connection()
+        if free is not None:
+            return free
+        origin, loop = self.origin, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, made = await loop.create_connection(
