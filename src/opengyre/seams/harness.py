@@ -1,7 +1,7 @@
 """Running an agent program: what is launched, under which limits, and how it ended.
 
 Implementations of Sandbox: Landlock, and `none` (refused unless the user insists). Of Harness:
-gyre-agent, and any command. Must not know: models, groups, verdicts. Invariants: every launch
+whatever a profile describes (harness.profiles). Must not know: models, groups, verdicts. Invariants: every launch
 gets exactly one LaunchResult, and when it is there no process of the launch is left.
 """
 
