@@ -20,7 +20,7 @@ mkfifo lines
     for _ in $(seq 300); do [ -e out ] && break; sleep 0.1; done
     sleep 1
     sed -n 2p "$1"
-    sleep 3
+    sleep 5
     sed -n 3p "$1"
 } > lines &
 exec "$0" -p --input-format stream-json --output-format stream-json --verbose \\

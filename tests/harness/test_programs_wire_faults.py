@@ -13,8 +13,8 @@ from wire_proxy import Fault, WireProxy
 
 from opengyre.seams.harness import Ending
 
-TOKENS_PER_S = 500.0
-"""An answer takes a third of a second: it can be cut in the middle."""
+TOKENS_PER_S = 300.0
+"""An answer takes half a second: it can be cut in the middle."""
 NUM_TURNS = len(LINES) + 1
 FOR_EVER_S = 60.0
 
