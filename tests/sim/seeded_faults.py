@@ -47,6 +47,7 @@ class Harm(StrEnum):
     STOP_GATEWAY = "stop the gateway beside"
     SLOW_LOADS = "make every load slow beside"
     KILL_GATEWAY = "kill the gateway beside"
+    CUT_GATEWAY = "cut the controller from the gateway beside"
     CRASH = "crash the controller beside"
     POWER_LOSS = "lose power beside"
 
@@ -125,7 +126,7 @@ def draw_gateway_deaths(rng: Random) -> tuple[Fault, ...]:
         Fault(
             event=rng.choice(GATEWAY),
             number=rng.choice([1, 2, 3, 5, 8, 13, 21]),
-            harm=rng.choice([Harm.KILL_GATEWAY] * 9 + [Harm.STOP_GATEWAY]),
+            harm=rng.choice([Harm.KILL_GATEWAY] * 8 + [Harm.CUT_GATEWAY] * 3 + [Harm.STOP_GATEWAY]),
             engine="",
             lasts_s=rng.choice(LONG_S),
             delay_s=rng.choice([0.0, 0.0, 0.0005, 0.01, 0.3]),
@@ -151,7 +152,7 @@ def _draw_at_publication(rng: Random, engines: tuple[str, ...]) -> Fault:
 
 class Fate:
     """Watches a world's events and does its faults. `deaths` are where a process listened that
-    was killed, and when."""
+    was killed or has to end, and when."""
 
     def __init__(
         self, loop: WorldLoop, faults: tuple[Fault, ...], engines: tuple[str, ...]
@@ -215,16 +216,24 @@ class Fate:
                 self._cut(f"/{engine}-")
             case Harm.CUT_CONTROL:
                 self._cut("/controller.sock", child.host)
-            case Harm.STOP_GATEWAY:
-                loop.stop_host(gateway.host, fault.lasts_s)
             case Harm.SLOW_LOADS:
                 self.load_factor = 300.0
                 loop.in_world(60.0, self._load_well)
-            case Harm.KILL_GATEWAY:
-                loop.kill_host(gateway.host)
             case Harm.CRASH | Harm.POWER_LOSS:
                 self.ending = fault.harm
                 self._crash(is_everything=fault.harm is Harm.POWER_LOSS)
+            case _:
+                self._harm_gateway(fault, gateway.host)
+
+    def _harm_gateway(self, fault: Fault, host: Host) -> None:
+        match fault.harm:
+            case Harm.STOP_GATEWAY:
+                self._loop.stop_host(host, fault.lasts_s)
+            case Harm.CUT_GATEWAY:
+                self.see_kill(host)
+                self._cut("/controller.sock", host)
+            case _:
+                self._loop.kill_host(host)
 
     def _gateway(self, number: int) -> ChildProcess | None:
         """One of them, by the number of the event; none before all of them have started."""

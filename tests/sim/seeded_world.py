@@ -479,8 +479,15 @@ class SeededWorld:
         await _as_child(
             lambda address, child: gateway_process.main(address, child, build=build),
             address,
-            Child(name, incarnation),
+            Child(name, incarnation, die=self._die),
         )
+
+    async def _die(self) -> None:
+        """A process of ours ends itself."""
+        host = HOST.get()
+        assert host is not None
+        self.loop.kill_host(host, returncode=1)
+        await asyncio.sleep(0)
 
 
 REPORT = SandboxReport(

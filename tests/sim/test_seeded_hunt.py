@@ -58,7 +58,7 @@ def test_every_seed_keeps_every_promise_in_each_mode(
     found = hunt_in_processes([(seed, mode) for seed in range(NUM_SEEDS) for mode in Mode])
     check(found, capsys)
     assert found.num_runs == NUM_SEEDS * len(Mode)
-    assert len(found.num_faults) == 9
+    assert len(found.num_faults) == 10
 
 
 @pytest.mark.slow

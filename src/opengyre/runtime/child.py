@@ -20,13 +20,23 @@ WIRE = Wire(*ALL)
 HELLO_TIMEOUT_S = 30.0
 
 
-class Child:
-    """One connection to the controller and the handler of what it asks."""
+async def end_process() -> None:
+    """At once, as a kill -9 would: nothing is finished, nobody is told."""
+    os._exit(1)
 
-    def __init__(self, name: str, incarnation: int) -> None:
+
+class Child:
+    """One connection to the controller and the handler of what it asks. `quit` is set when it says
+    so, and when the connection ended; `die` ends the process at once."""
+
+    def __init__(
+        self, name: str, incarnation: int, *, die: Callable[[], Awaitable[None]] = end_process
+    ) -> None:
         self.name = name
         self.incarnation = incarnation
         self.quit = asyncio.Event()
+        self.is_orphan = False
+        self.die = die
         self._address = ""
         self.peer: Peer | None = None
         self._handler: Callable[[Any], Awaitable[Message | None]] | None = None
@@ -68,6 +78,7 @@ class Child:
     async def _serve(self) -> None:
         if self.peer is not None:
             await self.peer.run()
+        self.is_orphan = not self.quit.is_set()
         self.quit.set()
 
     async def _handle(self, message: Any) -> Message | None:
