@@ -292,6 +292,10 @@ def test_a_call_can_be_forced_where_the_table_says_so(name: str, tool: str | Non
     message = parsed(name, ids_of(name, rest), forced=forced)
     assert [(c.name, json.loads(c.arguments)) for c in message.calls] == list(said.calls)
     assert message.text == ""
+    prompt = [*renderer.root([USER], TOOLS), *forced]
+    added = renderer.extension(prompt, ids_of(name, rest), results(message), calls=message.calls)
+    assert added is not None
+    assert "result 0" in text_of(name, added)
 
 
 def test_two_results_at_once_are_rendered_anew_where_their_order_is_the_calls_order() -> None:

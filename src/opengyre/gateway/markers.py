@@ -15,8 +15,8 @@ from opengyre.gateway.families import Family, InReasoning, Stream
 from opengyre.gateway.request import Tool
 from opengyre.seams.errors import ConfigError
 
-Chat = list[dict[str, Any]]
-_PROBE = "x"
+_WORD = "x"
+_CHAT = [{"role": "user", "content": _WORD}]
 
 
 class Renderer(Protocol):
@@ -48,7 +48,7 @@ class Markers:
     that are more than text.
 
     `starts_in_reasoning`: an answer's first words are thoughts; `is_think_prompted`: because the
-    prompt ends with the marker.
+    prompt ends with the marker. `prompt_end` are the ids that end every prompt.
     """
 
     think: int = -1
@@ -69,6 +69,7 @@ class Markers:
     opener: str = ""
     is_opener_first: bool = False
     label: str = ""
+    prompt_end: tuple[int, ...] = ()
 
 
 def read_markers(
@@ -110,16 +111,21 @@ def read_markers(
         opener=family.opener,
         is_opener_first=family.is_opener_first,
         label=family.label,
+        prompt_end=tuple(prompt_ids[_num_common(prompt_ids, renderer.render_ids(_CHAT)) :]),
     )
 
 
 def _probe(tokenizer: Tokenizer, renderer: Renderer) -> tuple[list[int], bool]:
     """A prompt, and whether plain words after it are thoughts."""
-    chat = [{"role": "user", "content": _PROBE}]
-    prompt_ids = renderer.render_ids(chat, add_generation_prompt=True)
-    ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
+    prompt_ids = renderer.render_ids(_CHAT, add_generation_prompt=True)
+    ids = tokenizer.encode(_WORD, add_special_tokens=False).ids
     parsed = renderer.parse_response(list(ids), prompt_ids=prompt_ids)
     return prompt_ids, not parsed.content and bool(parsed.reasoning_content)
+
+
+def _num_common(one: list[int], other: list[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (left, right) in enumerate(pairs) if left != right), len(other))
 
 
 def _last(ids: list[int], token: int) -> int:

@@ -39,6 +39,7 @@ from opengyre.gateway.tokenizer import (
 )
 from opengyre.seams.errors import ConfigError
 
+_MAX_FORCED_TOKENS = 256
 _CANNOT = (ValueError, TypeError, AttributeError, LookupError, RuntimeError)
 """How renderers say that they cannot render or read what a client or a model wrote."""
 
@@ -98,9 +99,12 @@ class ModelRenderer:
         the format cannot be extended by these messages. `calls` are those of the sampled answer,
         which name the results among `new_messages`.
 
-        The renderer sees no more of the prompt than its last turn.
+        The renderer sees no more of the prompt than its last turn, and what was forced at the
+        prompt's end as the answer's beginning.
         """
-        tail, sampled = list(prompt_ids[self._last_turn(prompt_ids) :]), list(completion_ids)
+        tail = list(prompt_ids[self._last_turn(prompt_ids) :])
+        begin = self._answer_begin(tail)
+        tail, sampled = tail[:begin], tail[begin:] + list(completion_ids)
         chat = self._new_chat(tail, sampled, new_messages, calls)
         try:
             bridged = self._renderer.bridge_to_next_turn(
@@ -159,6 +163,14 @@ class ModelRenderer:
             if prompt_ids[at] in stops:
                 return at
         return 0
+
+    def _answer_begin(self, tail: list[int]) -> int:
+        """Where the answer to a prompt begins: before its end if its beginning was forced."""
+        end = list(self._markers.prompt_end)
+        for at in range(len(tail), max(0, len(tail) - _MAX_FORCED_TOKENS), -1):
+            if tail[max(0, at - len(end)) : at] == end:
+                return at
+        return len(tail)
 
     def _new_chat(
         self,
