@@ -15,6 +15,8 @@ PROPERTIES = {
     "text": {"type": "string"},
     "number": {"type": "number"},
     "flag": {"type": "boolean"},
+    "list": {"type": ["string", "null"]},
+    "any": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
     "either": {"anyOf": [{"type": "string"}, {"type": "null"}]},
 }
 TOOLS = [
@@ -83,6 +85,10 @@ def test_a_call_that_was_cut_is_no_json_so_that_nobody_runs_it(
         ("either", "null", None),
         ("either", "None", None),
         ("either", " words ", " words "),
+        ("either", "5", "5"),
+        ("list", "null", None),
+        ("list", "[1]", "[1]"),
+        ("any", "5", 5),
         ("unknown", "[1, {}]", [1, {}]),
         ("unknown", "True", "True"),
         ("number", "NaN", "NaN"),

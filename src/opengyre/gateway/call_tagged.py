@@ -134,6 +134,8 @@ def _json_of(text: str, schema: Any) -> str:
     stripped = text.strip()
     if schema is not None and stripped in _WORDS:
         return _WORDS[stripped]
+    if stripped != "null" and _types(schema) == {"string", "null"}:
+        return json.dumps(text, ensure_ascii=False)
     try:
         msgspec.json.decode(stripped)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -142,7 +144,17 @@ def _json_of(text: str, schema: Any) -> str:
 
 
 def _is_text(schema: Any) -> bool:
-    return isinstance(schema, dict) and schema.get("type") in ("string", ["string"])
+    return _types(schema) == {"string"}
+
+
+def _types(schema: Any) -> set[str]:
+    """The types that a schema allows, those of its branches too; none if it does not say."""
+    if not isinstance(schema, dict):
+        return set()
+    told = schema.get("type")
+    branches = schema.get("anyOf") or schema.get("oneOf")
+    types = {one for one in (told if isinstance(told, list) else [told]) if isinstance(one, str)}
+    return types.union(*map(_types, branches)) if isinstance(branches, list) else types
 
 
 def _schemas(tools: Sequence[Tool], name: str) -> dict[str, Any]:
