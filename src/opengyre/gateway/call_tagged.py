@@ -148,13 +148,15 @@ def _is_text(schema: Any) -> bool:
 
 
 def _types(schema: Any) -> set[str]:
-    """The types that a schema allows, those of its branches too; none if it does not say."""
+    """The types that a schema or its branches allow; none if they do not say."""
     if not isinstance(schema, dict):
         return set()
-    told = schema.get("type")
     branches = schema.get("anyOf") or schema.get("oneOf")
-    types = {one for one in (told if isinstance(told, list) else [told]) if isinstance(one, str)}
-    return types.union(*map(_types, branches)) if isinstance(branches, list) else types
+    told = []
+    for one in [schema, *(branches if isinstance(branches, list) else [])]:
+        kind = one.get("type") if isinstance(one, dict) else None
+        told += kind if isinstance(kind, list) else [kind]
+    return {kind for kind in told if isinstance(kind, str)}
 
 
 def _schemas(tools: Sequence[Tool], name: str) -> dict[str, Any]:
