@@ -152,7 +152,7 @@ def _types(schema: Any) -> set[str]:
     if not isinstance(schema, dict):
         return set()
     branches = schema.get("anyOf") or schema.get("oneOf")
-    told = []
+    told: list[Any] = []
     for one in [schema, *(branches if isinstance(branches, list) else [])]:
         kind = one.get("type") if isinstance(one, dict) else None
         told += kind if isinstance(kind, list) else [kind]
