@@ -91,7 +91,7 @@ class GatewayApp:
         except Refusal as refusal:
             await refuse(connection, refusal, dialect.error_json(refusal))
         except ClientLeft:
-            return
+            await connection.gone()
 
     async def _answer(
         self, method: str, target: _Target, dialect: Dialect, connection: Connection

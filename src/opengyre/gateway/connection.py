@@ -131,6 +131,10 @@ class Connection:
     async def reset(self) -> None:
         """`abort`, and wait until the server noticed."""
         self.abort()
+        await self.gone()
+
+    async def gone(self) -> None:
+        """Return when the server knows too that the client is gone; else it blames the app."""
         with suppress(ClientLeft):
             await self.watch()
 
