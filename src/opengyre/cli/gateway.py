@@ -55,6 +55,12 @@ class GatewayOptions:
         int | None,
         typer.Option("--context-tokens", min=1, help="no prompt + answer is longer than this"),
     ] = None
+    allow_rerender: Annotated[
+        bool,
+        typer.Option(
+            "--allow-rerender", help="a model of no known family: every turn is rendered anew"
+        ),
+    ] = False
     as_json: Annotated[
         bool, typer.Option("--json", help="one JSON line at the start and one at the end")
     ] = False
@@ -97,6 +103,7 @@ def _settings(options: GatewayOptions) -> "StandaloneSettings":
         port=options.port,
         profile=options.profile,
         context_tokens=options.context_tokens,
+        allow_rerender=options.allow_rerender,
     )
 
 

@@ -143,6 +143,10 @@ class GatewayConfig(Section):
     hold_comment_s: float = Field(
         default=8.0, gt=0, le=60, description="time between comments on a stream that is held"
     )
+    allow_rerender: bool = Field(
+        default=False,
+        description="train a model whose format cannot be extended: each turn is a path of its own",
+    )
 
 
 class StoreConfig(Section):

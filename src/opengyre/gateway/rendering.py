@@ -233,7 +233,10 @@ def load_renderer(folder: Path, *, allow_rerender: bool = False) -> ModelRendere
             from opengyre.gateway.rerender import load_rerenderer
 
             return load_rerenderer(folder, tokenizer)
-        hint = "gateway.allow_rerender = true renders each turn anew, so no turn extends another"
+        hint = (
+            "gateway.allow_rerender = true (gyre gateway: --allow-rerender) renders each turn anew, "
+            "so no turn extends another"
+        )
         raise ConfigError(f"{folder}: {error}; {hint}") from error
     adapter = TokenizerAdapter(tokenizer, name=name or str(folder), chat_template=template)
     return make_renderer(family, tokenizer, adapter)
