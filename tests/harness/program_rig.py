@@ -17,7 +17,7 @@ from wire_proxy import Seen, WireProxy
 from opengyre.config.harness_profile import HarnessProfile, load_profile
 from opengyre.engines.scripted import ScriptedConfig, text_policy
 from opengyre.gateway.gateway import Gateway
-from opengyre.gateway.rendering import TokenizerAdapter
+from opengyre.gateway.tokenizer import TokenizerAdapter
 from opengyre.harness.programs import find_program
 from opengyre.runtime.byte_model import byte_tokenizer, write_byte_model
 from opengyre.runtime.example_task import write_example_task

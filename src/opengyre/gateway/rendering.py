@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import renderers
 from renderers.base import MODEL_RENDERER_MAP
 from renderers.configs import config_from_name
@@ -30,9 +31,7 @@ from opengyre.gateway.markers import Markers, Renderer, read_markers
 from opengyre.gateway.output import AnswerParser, AnswerPlan, CallReader, ReadCall
 from opengyre.gateway.request import Call, Message, Refusal, Role, Tool
 from opengyre.gateway.tokenizer import (
-    TokenizerAdapter as TokenizerAdapter,
-)
-from opengyre.gateway.tokenizer import (
+    TokenizerAdapter,
     read_chat_template,
     read_json,
     read_tokenizer,
@@ -61,7 +60,8 @@ class ModelRenderer:
 
         Raises Refusal if the format cannot hold this conversation.
         """
-        known = with_one_system(messages) if self._family.has_one_system else messages
+        known = [self._quoted(message) for message in messages]
+        known = with_one_system(known) if self._family.has_one_system else known
         known = known if self._family.keeps_arguments else with_object_arguments(known)
         calls = [call for message in known for call in message.calls]
         native_ids = [f"functions.{call.name}:{index}" for index, call in enumerate(calls)]
@@ -179,10 +179,17 @@ class ModelRenderer:
         new_messages: Sequence[Message],
         calls: Sequence[Call],
     ) -> list[dict[str, Any]]:
-        messages = without_system(new_messages) if self._family.has_one_system else new_messages
+        messages = [self._quoted(message) for message in new_messages]
+        messages = without_system(messages) if self._family.has_one_system else messages
         answer = Message(role=Role.ASSISTANT, calls=tuple(calls))
         native_ids = self._sampled_ids(tail, sampled) if self._family.has_call_ids else []
         return chat_messages([answer, *messages], native_ids=native_ids)[1:]
+
+    def _quoted(self, message: Message) -> Message:
+        """What users, tools and instructions spell is never the end of a turn, or a call."""
+        if message.role is Role.ASSISTANT:
+            return message
+        return msgspec.structs.replace(message, text=self._adapter.quoted(message.text))
 
     def _sampled_ids(self, tail: list[int], sampled: list[int]) -> list[str]:
         """What the model itself called its calls."""
@@ -234,8 +241,8 @@ def load_renderer(folder: Path, *, allow_rerender: bool = False) -> ModelRendere
 
             return load_rerenderer(folder, tokenizer)
         hint = (
-            "gateway.allow_rerender = true (gyre gateway: --allow-rerender) renders each turn anew, "
-            "so no turn extends another"
+            "gateway.allow_rerender = true (gyre gateway: --allow-rerender) renders each turn "
+            "anew, so no turn extends another"
         )
         raise ConfigError(f"{folder}: {error}; {hint}") from error
     adapter = TokenizerAdapter(tokenizer, name=name or str(folder), chat_template=template)

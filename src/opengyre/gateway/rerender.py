@@ -50,7 +50,7 @@ def load_rerenderer(folder: Path, tokenizer: Tokenizer) -> ModelRenderer:
         raise ConfigError(f"{folder}: no chat template, so its turns cannot be rendered")
     renderer: Any = _Template(model, _ends(folder / "generation_config.json"))
     markers = read_markers(_FAMILY, tokenizer, renderer, is_lenient=True)
-    adapter = TokenizerAdapter(tokenizer, name=str(folder))
+    adapter = TokenizerAdapter(tokenizer, name=str(folder), is_encoder=False)
     return ModelRenderer(renderer, _FAMILY, adapter=adapter, markers=markers)
 
 

@@ -1,10 +1,13 @@
 """A model folder's tokenizer, as `renderers` wants it.
 
 Owns: reading `tokenizer.json` and the chat template. Must not know: families, messages, and
-`transformers` (its import would dominate the start).
+`transformers` (its import would dominate the start). Invariant: text that was `quoted` gives no
+special token, whatever it spells, and decodes to itself.
 """
 
+import re
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,23 @@ from tokenizers import Tokenizer
 from opengyre.seams.errors import ConfigError
 
 _MAX_CACHED_CHARS = 4096
+_BREAK = "\ufdd0"  # no character: text has none, and what it stands between is encoded apart
 
 
 class TokenizerAdapter:
-    """A `tokenizers.Tokenizer` in the shape that `renderers` asks for."""
+    """A `tokenizers.Tokenizer` in the shape that `renderers` asks for.
+
+    `is_encoder` False: another one encodes what is rendered, and nothing can be quoted.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, name: str, end_of_turn: str = "", chat_template: str = ""
+        self,
+        tokenizer: Tokenizer,
+        *,
+        name: str,
+        end_of_turn: str = "",
+        chat_template: str = "",
+        is_encoder: bool = True,
     ) -> None:
         self.name_or_path = name
         self.chat_template = chat_template
@@ -28,6 +41,16 @@ class TokenizerAdapter:
         self.unk_token_id: int | None = None
         self._tokenizer = tokenizer
         self._encode_short = lru_cache(maxsize=4096)(self._encode)
+        spelled = [one.content for one in tokenizer.get_added_tokens_decoder().values()]
+        words = sorted((re.escape(one) for one in spelled if len(one) > 1), reverse=True)
+        self._spelled = re.compile("|".join(words)) if words and is_encoder else None
+
+    def quoted(self, text: str) -> str:
+        """For `encode`: `text` of someone who may not open or end a turn, a call, reasoning."""
+        if self._spelled is None:
+            return text
+        whole = text.replace(_BREAK, "")
+        return self._spelled.sub(lambda found: f"{found[0][0]}{_BREAK}{found[0][1:]}", whole)
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
         if len(text) > _MAX_CACHED_CHARS:
@@ -44,7 +67,9 @@ class TokenizerAdapter:
         return [self._tokenizer.token_to_id(token) for token in tokens]
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        parts = text.split(_BREAK)
+        encoded = [self._tokenizer.encode(part, add_special_tokens=False).ids for part in parts]
+        return tuple(chain.from_iterable(encoded))
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from opengyre.engines.scripted import ScriptedConfig, ScriptedEngine, text_policy
-from opengyre.gateway.rendering import TokenizerAdapter
+from opengyre.gateway.tokenizer import TokenizerAdapter
 from opengyre.runtime.byte_model import write_byte_model
 from opengyre.runtime.parts import END_OF_TURN
 from opengyre.runtime.prepare import model_folder
