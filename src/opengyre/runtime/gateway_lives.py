@@ -49,7 +49,7 @@ class GatewayPlaces:
 @dataclass(slots=True, kw_only=True, eq=False)
 class GatewayMember:
     """One gateway over all its lives. `life` counts from 1, `begun` is the last one that was ready;
-    `told` is where the turn lies that was told last."""
+    `told` is where the turn lies that was told last, `retold` are those told while it was down."""
 
     name: str
     sock: socket.socket
@@ -59,6 +59,7 @@ class GatewayMember:
     down_since_s: float = 0.0
     deaths_s: list[float] = field(default_factory=list)
     told: SegmentRef | None = None
+    retold: list[tuple[str, int]] = field(default_factory=list)
     sessions: dict[str, m.OpenSession] = field(default_factory=dict)
 
     @property
@@ -197,8 +198,9 @@ class GatewayLives:
             if self._processes.is_ending:
                 return
             raise
-        gone_s = _now_s() - one.down_since_s
-        self._observe(msgspec.structs.replace(lost, gone_s=gone_s))
+        gone_s, retold = _now_s() - one.down_since_s, one.retold
+        self._observe(msgspec.structs.replace(lost, gone_s=gone_s, retold=retold))
+        one.retold = []
         self._hold(one, is_held=False)
         await self._on_back(one)
 

@@ -18,7 +18,7 @@ from opengyre.runtime.book import Book
 from opengyre.runtime.gateway_lives import GatewayLives, GatewayMember, GatewayPlaces
 from opengyre.runtime.processes import Processes
 from opengyre.seams.errors import BoundaryError
-from opengyre.seams.records import SegmentRef
+from opengyre.seams.records import TurnRecord
 from opengyre.store.observations import AnyObservation
 
 log = logging.getLogger(__name__)
@@ -117,9 +117,12 @@ class Gateways:
         finally:
             self._forget(execution)
 
-    def heard(self, name: str, ref: SegmentRef) -> None:
+    def heard(self, name: str, turn: TurnRecord) -> None:
         """A turn was told; turns are told in the order in which they were written."""
-        self.lives.members[name].told = ref
+        one = self.lives.members[name]
+        one.told = turn.ref
+        if not one.is_up.is_set():
+            one.retold.append((turn.turn, turn.attempt))
 
     def _forget(self, execution: str) -> None:
         del self._home.pop(execution).sessions[execution]

@@ -57,7 +57,7 @@ class Told:
         return None
 
     def _tell_turn(self, name: str, message: m.TurnTold) -> None:
-        self._gateways.heard(name, message.turn.ref)
+        self._gateways.heard(name, message.turn)
         if self._book.tell_turn(message.turn):
             self.num_sampled_tokens += message.turn.num_completion_tokens
             self._observe(TurnRecorded(turn=message.turn))

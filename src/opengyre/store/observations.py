@@ -121,13 +121,15 @@ class HarnessError(Observation, frozen=True, kw_only=True):
 class GatewayLost(Observation, frozen=True, kw_only=True):
     """A gateway process died while it served `executions`; what was durable of them was told
     before this row, and no record will tell of their calls that ran. `gone_s` is how long nobody
-    served them, None if it was not started again."""
+    served them, None if it was not started again. `retold` are (turn, attempt) told from their
+    records alone: what else was told of them may have been lost."""
 
     gateway: str
     incarnation: int
     reason: str
     executions: list[str]
     gone_s: float | None
+    retold: list[tuple[str, int]] = []
 
 
 class PathDigest(msgspec.Struct, frozen=True, kw_only=True):

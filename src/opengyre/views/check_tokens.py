@@ -104,6 +104,8 @@ class TokenChecks:
             told.setdefault((one.turn, one.attempt), []).append(one)
         cut = {key for key, record in state.turns.items() if record.num_continuations}
         for key in sorted({*told, *cut}):
+            if key in state.retold:
+                continue
             problem = _continuation_problem(told.get(key, []), state.turns.get(key))
             if problem is not None:
                 self.unbroken.broken(f"{key[0]}: {problem}")

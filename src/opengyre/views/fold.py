@@ -153,6 +153,7 @@ class Fold:
                 self._engines.mark("continued", value.to_engine, f"{value.turn}: {value.reason}")
             case seen.GatewayLost():
                 self.state.gateways_lost.append(value)
+                self.state.retold.update(value.retold)
                 self._forget_cut_calls(value)
             case seen.MemberJoined():
                 self.state.joins.append((self.state.now_s, value))

@@ -126,6 +126,7 @@ class RunState:
         self.published: list[tuple[float, seen.VersionPublished]] = []
         self.harness_errors: list[seen.HarnessError] = []
         self.gateways_lost: list[seen.GatewayLost] = []
+        self.retold: set[tuple[str, int]] = set()
         self.turns: dict[tuple[str, int], TurnRecord] = {}
         self.joins: list[tuple[float, seen.MemberJoined]] = []
         self.samples: list[Sample] = []
