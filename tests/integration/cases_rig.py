@@ -40,6 +40,7 @@ from opengyre.trajectory.rows import Path, TokenAccount, paths_of
 EACH_PROTOCOL = pytest.mark.parametrize("speaker", SPEAKERS, ids=lambda one: str(one.name))
 EACH_WAY = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 CONTEXT_TOKENS = 100_000
+NEVER = 10**9
 
 THOUGHT = "I look first.\nThen é 😀."
 WORDS = "Wörter und 😀 zuerst."
@@ -55,6 +56,7 @@ class Witness:
 
     `cut_at`: the first submission ends there, after so many tokens, as `how` says: frozen, an
     error, "" for an end without a word, or "silent" for ever. `on_cut` is called then.
+    `stalls`: the submission of that number, from 0, gives so many tokens and then nothing more.
     """
 
     def __init__(
@@ -64,8 +66,10 @@ class Witness:
         cut_at: int | None = None,
         how: Finish | str = Finish.FROZEN,
         on_cut: Callable[[], None] = lambda: None,
+        stalls: dict[int, int] | None = None,
     ) -> None:
         self.inner = inner
+        self._stalls = stalls or {}
         self.requests: list[GenerateRequest] = []
         self.cancelled: list[str] = []
         self.given: dict[str, list[Chunk]] = {}
@@ -80,10 +84,14 @@ class Witness:
         given = self.given[request.request_id] = []
         cut_at, self._cut_at = self._cut_at, None
         num_left = request.max_new_tokens if cut_at is None else cut_at
+        num_before_stall = self._stalls.get(len(self.requests) - 1, NEVER)
         async for chunk in self.inner.submit(request):
             if cut_at is not None and num_left <= 0:
                 break
+            if num_before_stall <= 0:
+                await asyncio.Event().wait()
             num_left -= len(chunk.ids)
+            num_before_stall -= len(chunk.ids)
             is_last = chunk.finish is not None
             given.append(chunk if cut_at is None else replace(chunk, finish=None))
             self._count(chunk)
@@ -127,15 +135,15 @@ def witness(
     *,
     cut_at: int | None = None,
     how: Finish | str = Finish.FROZEN,
-    on_cut: Callable[[], None] = lambda: None,
+    stalls: dict[int, int] | None = None,
     **config: float,
 ) -> Witness:
     engine = scripted(respond_text, **{"context_tokens": CONTEXT_TOKENS, **config})
-    return Witness(engine, cut_at=cut_at, how=how, on_cut=on_cut)
+    return Witness(engine, cut_at=cut_at, how=how, stalls=stalls)
 
 
-def new_client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(timeout=100.0, verify=False, limits=httpx.Limits())
+def new_client(timeout_s: float = 20.0) -> httpx.AsyncClient:
+    return httpx.AsyncClient(timeout=timeout_s, verify=False, limits=httpx.Limits())
 
 
 def by_turn(answers: list[str]) -> Callable[[str, int], str]:

@@ -16,6 +16,7 @@ from cases_rig import (
     Case,
     Harness,
     Witness,
+    new_client,
     num_tokens_of,
     open_case,
     read_events,
@@ -108,7 +109,8 @@ def cut_harness(case: Case, speaker: Speaker, how: str, cut_at: int) -> Harness:
             case.rig.gateway.engine_lost(name)
         case.rig.gateway.set_routes({execution: "spare"})
 
-    engine = answers(cut_at=cut_at, how=ENDINGS[how], on_cut=lost)
+    engine = answers(cut_at=cut_at, how=ENDINGS[how])
+    engine.on_cut = lost
     case.engines[name] = engine
     case.rig.gateway.connect_engine(name, engine, 0)
     return case.harness(speaker, **case.open(execution, name))
@@ -187,7 +189,8 @@ def test_case_10_no_engine_for_60_seconds_is_held_with_comments_and_then_finishe
 
     async def main() -> None:
         hold_s = 60.0
-        async with open_case({"s0": answers()}) as case:
+        async with open_case({"s0": answers()}) as case, new_client(100.0) as patient:
+            case.client = patient
             kinds = [(s, w, f) for s in SPEAKERS for w in (True, False) for f in (True, False)]
             calls = [
                 asyncio.create_task(held_call(case, speaker, stream=stream, is_first=first))
@@ -208,7 +211,6 @@ def test_case_10_no_engine_for_60_seconds_is_held_with_comments_and_then_finishe
                 if stream:
                     assert longest_s < 10, "a client may take longer silence for a dead server"
                     assert text.count("\n\n:") + text.startswith(":") >= 5, speaker.name
-            await case.close()
             await case.harness(SPEAKERS[0]).ask(stream=False)
 
     asyncio.run(main())

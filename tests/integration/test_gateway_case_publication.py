@@ -13,7 +13,6 @@ from cases_rig import (
     EACH_WAY,
     SAID,
     Case,
-    Harness,
     Witness,
     num_tokens_of,
     open_case,
@@ -32,7 +31,6 @@ from opengyre.seams.records import TokenRecord
 
 TEMPERATURE = 3.0
 """So high that the answers do not end early."""
-PLACES = {"in thinking": 6, "in text": 22, "in tool arguments": 45, "before the end": 0}
 
 
 async def publish(
@@ -53,41 +51,47 @@ async def publish(
 
 @EACH_PROTOCOL
 @EACH_WAY
-def test_case_18_a_publication_in_mid_turn_is_one_request_and_one_stream_of_two_versions(
+def test_case_18_a_publication_after_any_token_is_one_request_and_one_stream_of_two_versions(
     speaker: Speaker, stream: bool
 ) -> None:
-    """Each place in an execution of its own. A step that runs ends before the freeze: one token."""
+    """One execution for each token: in thinking, in text, in tool arguments, before the end."""
 
     async def main() -> None:
-        engines = {name: witness(lambda text, seed: ANSWER, tokens_per_s=40) for name in PLACES}
-        async with open_case(engines) as case:
-            opened = [case.open(f"e3{k:05d}", name) for k, name in enumerate(PLACES)]
+        async with open_case({"s0": witness(lambda text, seed: ANSWER)}) as case:
             await case.harness(speaker).ask(stream=stream)
             await asyncio.gather(
                 *(
-                    publish_at(case.harness(speaker, **one), name, stream=stream, case=case)
-                    for name, one in zip(PLACES, opened, strict=True)
+                    publish_after(num_tokens, case, speaker, stream=stream)
+                    for num_tokens in range(1, num_tokens_of(ANSWER))
                 )
             )
 
     asyncio.run(main())
 
 
-async def publish_at(one: Harness, place: str, *, stream: bool, case: Case) -> None:
-    engine, num_tokens = case.engines[place], num_tokens_of(ANSWER)
-    wanted = engine.num_given + (PLACES[place] or num_tokens - 2)
+async def publish_after(num_before: int, case: Case, speaker: Speaker, *, stream: bool) -> None:
+    name, num_tokens = f"c{num_before}", num_tokens_of(ANSWER)
+    engine = case.engines[name] = witness(lambda text, seed: ANSWER, cut_at=num_before)
+    case.rig.gateway.connect_engine(name, engine, 0)
+    one = case.harness(speaker, **case.open(f"e3{num_before:05d}", name))
+    cut = asyncio.Event()
+
+    def freeze() -> None:
+        case.rig.gateway.close_door(name)
+        cut.set()
+
+    engine.on_cut = freeze
     call = asyncio.create_task(one.ask(stream=stream))
-    await engine.has_given(wanted)
-    await publish(case, place, 1)
+    await cut.wait()
+    await publish(case, name, 1)
     assert (await call).said == SAID
     assert one.num_requests == 1
     (record,) = case.records(one.execution)
-    first, second = record.header.spans
-    assert (first.policy_version, second.policy_version) == (0, 1)
-    assert (first.start, first.end, second.end) == (0, second.start, num_tokens), place
+    spans = [(s.start, s.end, s.policy_version) for s in record.header.spans]
+    assert spans == [(0, num_before, 0), (num_before, num_tokens, 1)]
     assert record.logprobs == expected_logprobs(record, case.full_prompt(record), engine)
     (path,), _ = case.paths(one.execution)
-    assert path.versions[-num_tokens:] == [0] * first.end + [1] * (num_tokens - first.end)
+    assert path.versions[-num_tokens:] == [0] * num_before + [1] * (num_tokens - num_before)
 
 
 def expected_logprobs(record: TokenRecord, prompt: list[int], engine: Witness) -> list[float]:
@@ -101,7 +105,7 @@ def expected_logprobs(record: TokenRecord, prompt: list[int], engine: Witness) -
 @EACH_PROTOCOL
 def test_case_18_three_publications_in_one_turn_are_four_versions(speaker: Speaker) -> None:
     async def main() -> None:
-        engine = witness(lambda text, seed: ANSWER, tokens_per_s=100)
+        engine = witness(lambda text, seed: ANSWER)
         async with open_case({"s0": engine}) as case:
             one = case.harness(speaker)
             call = asyncio.create_task(one.ask(stream=True))

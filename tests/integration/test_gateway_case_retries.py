@@ -12,6 +12,7 @@ from cases_rig import (
     EACH_PROTOCOL,
     Case,
     Harness,
+    num_tokens_of,
     open_case,
     text_of,
     tool_calls_of,
@@ -24,6 +25,8 @@ FIRST = '{"command": "first call"}'
 SECOND = '{"command": "second call"}'
 TWO_CALLS = f"<think>\nTwo.\n</think>\n\nBoth now.\n\n{tool_calls_of(FIRST, SECOND)}"
 SEEN = b"W"
+AFTER_SEEN = num_tokens_of(ANSWER[: ANSWER.index("<tool_call>")]) - 1
+"""Tokens of ANSWER's text; what a client waits for is among them."""
 
 
 def shuffled(value: Any, dice: random.Random) -> Any:
@@ -55,7 +58,8 @@ def test_case_08_a_retry_after_a_drop_gives_one_trainable_turn(
 ) -> None:
     async def main() -> None:
         dice = random.Random(1)
-        async with open_case({"s0": witness(lambda t, s: ANSWER, tokens_per_s=400)}) as case:
+        stalls = dict.fromkeys(range(num_drops), AFTER_SEEN)
+        async with open_case({"s0": witness(lambda t, s: ANSWER, stalls=stalls)}) as case:
             one = case.harness(speaker, extra={"client_metadata": {"a": 1, "b": 2, "c": 3}})
             body = one.body(stream=True)
             for attempt in range(num_drops):
@@ -81,12 +85,12 @@ def test_case_08_a_marked_retry_supersedes_an_attempt_that_still_runs(speaker: S
     """Its client gave up on it, but its connection is still there."""
 
     async def main() -> None:
-        engine = witness(lambda t, s: ANSWER, tokens_per_s=100)
+        engine = witness(lambda t, s: ANSWER, stalls={0: AFTER_SEEN})
         async with open_case({"s0": engine}) as case:
             one = case.harness(speaker)
             body = one.body(stream=True)
             stuck = asyncio.create_task(one.leave(body, after=b"never"))
-            await until(lambda: engine.inner.stats().num_generated_tokens >= 3)
+            await engine.has_given(AFTER_SEEN)
             reply = await one.send(body, headers={"x-stainless-retry-count": "1"})
             assert reply.ending == "calls"
             await asyncio.wait([stuck])
@@ -120,7 +124,9 @@ def test_case_08_a_retry_with_a_grown_history_goes_on_from_the_same_tokens(
     and tries again with them and their results."""
 
     async def main() -> None:
-        async with open_case({"s0": witness(lambda t, s: TWO_CALLS, tokens_per_s=300)}) as case:
+        num_tokens = num_tokens_of(TWO_CALLS) - 2
+        engine = witness(lambda t, s: TWO_CALLS, stalls={1: num_tokens})
+        async with open_case({"s0": engine}) as case:
             parts = first_parts(await unbroken_form(case, speaker))
             one = case.harness(speaker)
             seen = await one.leave(one.body(stream=True), after=b"call_e000001_t1_a0_1")
@@ -181,7 +187,7 @@ def test_case_08_a_retry_of_one_of_two_identical_requests_leaves_the_other_alone
     speaker: Speaker,
 ) -> None:
     async def main() -> None:
-        engine = witness(lambda t, seed: f"The seed is {seed}. " * 6, tokens_per_s=200)
+        engine = witness(lambda t, seed: f"The seed is {seed}. " * 6, stalls={0: 9, 1: 9})
         async with open_case({"s0": engine}) as case:
             one = case.harness(speaker)
             body: Json = one.body(stream=True)
@@ -189,6 +195,9 @@ def test_case_08_a_retry_of_one_of_two_identical_requests_leaves_the_other_alone
             await until(lambda: engine.requests)
             await one.leave(body, after=b' is"')
             again = await one.send(body)
+            assert again.ending == "stop"
+            case.rig.gateway.engine_lost("s0")
+            case.rig.gateway.connect_engine("s0", engine, 1)
             assert (await honest).text != again.text
             await case.close()
             ends = sorted((t.turn, t.attempt, t.is_committed) for t in case.rig.told)
@@ -208,7 +217,8 @@ def test_case_08_a_whole_answer_asked_for_again_unstreamed_after_a_drop_is_one_t
     """Claude Code asks again without `stream`."""
 
     async def main() -> None:
-        async with open_case({"s0": witness(lambda t, s: ANSWER, tokens_per_s=400)}) as case:
+        stalls = {0: AFTER_SEEN}
+        async with open_case({"s0": witness(lambda t, s: ANSWER, stalls=stalls)}) as case:
             one: Harness = case.harness(speaker)
             await one.leave(one.body(stream=True), after=SEEN)
             body = one.body(stream=True)
@@ -226,7 +236,9 @@ def test_case_08_a_retry_at_once_is_never_a_second_turn_however_early_its_client
     speaker: Speaker, seen: str
 ) -> None:
     async def main() -> None:
-        engine = witness(lambda t, s: "A word or two.", tokens_per_s=200)
+        num_given = 0 if seen == "before a byte" else 1
+        stalls = {2 * k: num_given for k in range(10)}
+        engine = witness(lambda t, s: "A word or two.", stalls=stalls)
         async with open_case({"s0": engine}) as case:
             for k in range(10):
                 one = case.harness(speaker, history=[Said(role="user", text=f"task {k}")])

@@ -90,7 +90,7 @@ CHECKS = [
 
 @schema.parametrize()
 @settings(
-    max_examples=40,
+    max_examples=25,
     derandomize=True,
     database=None,
     deadline=None,
