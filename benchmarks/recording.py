@@ -23,7 +23,7 @@ from opengyre.gateway.delta import body_delta, restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.history import Keys
 from opengyre.gateway.rendering import load_renderer
-from opengyre.gateway.restoring import restore_session
+from opengyre.gateway.restoring import Earlier, restore_session
 from opengyre.gateway.sessions import Session
 from opengyre.seams.records import TokenRecord
 from opengyre.store.segments import SegmentWriter
@@ -126,7 +126,7 @@ def restoring_row(conversation: Conversation, num_turns: int) -> str:
 
     def restore() -> None:
         session = Session(execution="e000001", renderer=renderer, max_context_tokens=2**31)
-        assert not restore_session(session, records)
+        assert not restore_session(session, Earlier(records=records))
 
     took_s = best_s(restore)
     return f"| chat | {num_turns} | {len(parent) / 1e6:.2f} | {num_kept} | {took_s:.2f} |"

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from opengyre.engines.scripted import ScriptedConfig, ScriptedEngine, text_policy
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
 from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.restoring import Earlier
 from opengyre.seams.records import TokenRecord
 from opengyre.store.segments import SegmentReader, SegmentWriter, segment_numbers
 
@@ -69,7 +70,7 @@ async def main(folder: Path, port: int, tokens_per_s: float) -> None:
     ) as gateway:
         gateway.connect_engine("s0", engine, 0)
         for execution, mine in records.items():
-            gateway.open_session(execution, "key-1", "s0", seed=7, records=mine)
+            gateway.open_session(execution, "key-1", "s0", seed=7, earlier=Earlier(records=mine))
         sys.stdout.write(f"{gateway.port}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

@@ -17,9 +17,9 @@ from opengyre.gateway.delta import body_delta
 from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.rendering import load_renderer
 from opengyre.gateway.request import Answer, Message, Refusal, Role, Usage
-from opengyre.gateway.restoring import restore_session
+from opengyre.gateway.restoring import Earlier, restore_session
 from opengyre.gateway.sessions import Session
-from opengyre.gateway.turns import Attempt, Incoming, Place
+from opengyre.gateway.turns import Attempt, ForkReason, Incoming, Place
 from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
 
 RENDERER = load_renderer(MODEL)
@@ -104,7 +104,7 @@ class World:
 
     def die(self) -> None:
         self.mortal = new_session()
-        assert restore_session(self.mortal, self.records) == []
+        assert restore_session(self.mortal, Earlier(records=self.records)) == []
 
     def ask(self, speaker: Speaker, body: Json, answer: str, num_seen: int | None) -> Any:
         """The answer as its client got it, who left after `num_seen` ids; None if refused."""
@@ -210,9 +210,11 @@ def test_any_course_goes_on_after_any_death_as_if_there_was_none(data: st.DataOb
         course.step()
 
 
-def placed(session: Session, text: str) -> Attempt:
-    """One more chat request that says `text`."""
-    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+def placed(session: Session, *texts: str) -> Attempt:
+    """One more chat request, in which user and model said `texts` in turn."""
+    roles = ["user", "assistant", "user"]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+    body = json.dumps({"messages": messages}).encode()
     raw = decode_object(body)
     incoming = Incoming(
         request=DIALECTS["openai-chat"].parse(raw),
@@ -239,9 +241,36 @@ def test_a_retry_that_was_made_is_not_made_again(is_late: bool) -> None:
     first = kept(session, placed(session, "a"), is_committed=False)
     second = kept(session, placed(session, "a"), is_committed=True)
     again = new_session()
-    assert restore_session(again, [second, first] if is_late else [first, second]) == []
+    records = [second, first] if is_late else [first, second]
+    assert restore_session(again, Earlier(records=records)) == []
     third = placed(again, "a")
     assert (third.turn, third.attempt) == ("e000001.t2", 0)
+
+
+def test_an_answer_that_nobody_may_have_got_is_tried_again_as_the_same_turn() -> None:
+    session = new_session()
+    records = [kept(session, placed(session, text), is_committed=True) for text in "ab"]
+    again = new_session()
+    restore_session(again, Earlier(records=records, num_undelivered=1))
+    assert placed(again, "a").name == "e000001.t3.a0"
+    retry = placed(again, "b")
+    assert retry.name == "e000001.t2.a1"
+    records.append(kept(again, retry, is_committed=True))
+    assert placed(again, "b").name == "e000001.t4.a0"
+    third = new_session()
+    restore_session(third, Earlier(records=records))
+    assert placed(third, "b").name == "e000001.t3.a0"
+
+
+def test_who_goes_on_from_an_answer_has_got_it() -> None:
+    session = new_session()
+    record = kept(session, placed(session, "a"), is_committed=True)
+    again = new_session()
+    restore_session(again, Earlier(records=[record], num_undelivered=1))
+    after = placed(again, "a", "ok", "more")
+    assert after.place.parent is again.node("e000001.t1")
+    assert after.place.fork_reason is ForkReason.NONE
+    assert placed(again, "a").name == "e000001.t3.a0"
 
 
 def test_a_retry_in_flight_at_the_death_is_the_same_attempt_when_it_comes_again() -> None:
@@ -249,7 +278,7 @@ def test_a_retry_in_flight_at_the_death_is_the_same_attempt_when_it_comes_again(
     first = kept(session, placed(session, "a"), is_committed=False)
     in_flight = placed(session, "a")
     again = new_session()
-    restore_session(again, [first])
+    restore_session(again, Earlier(records=[first]))
     assert placed(again, "a").name == in_flight.name == "e000001.t1.a1"
 
 
@@ -262,7 +291,7 @@ def test_a_lost_record_takes_its_descendants_and_no_number_is_given_twice() -> N
     foreign = replace(root, header=replace(root.header, turn="e000001.t3", protocol="gopher"))
     broken = replace(root, request_delta=body_delta(b"[]", b""))
     again = new_session()
-    assert restore_session(again, [broken, foreign, child]) == [
+    assert restore_session(again, Earlier(records=[broken, foreign, child])) == [
         "e000001.t1 attempt 0: the body must be a JSON object",
         "e000001.t3 attempt 0: tokens: its protocol gopher is not known",
         "e000001.t7 attempt 0: tokens: its parent e000001.t2 is not restored",

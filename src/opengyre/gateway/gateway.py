@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -26,7 +26,7 @@ from opengyre.gateway.labels import Evidence, LabelRule, role_of
 from opengyre.gateway.recording import RecordQueue
 from opengyre.gateway.rendering import ModelRenderer
 from opengyre.gateway.request import Refusal, RefusalKind, Sampling
-from opengyre.gateway.restoring import restore_session
+from opengyre.gateway.restoring import NOTHING_EARLIER, Earlier, restore_session
 from opengyre.gateway.room import NoRoom, Room
 from opengyre.gateway.routing import Routing
 from opengyre.gateway.server import bind, serve_gateway
@@ -34,7 +34,7 @@ from opengyre.gateway.sessions import Session
 from opengyre.gateway.turns import Attempt, Incoming
 from opengyre.seams.engine import GenerateRequest, RequestEngine
 from opengyre.seams.recorder import Recorder
-from opengyre.seams.records import TokenRecord, TurnRecord
+from opengyre.seams.records import TurnRecord
 
 MAX_RUNNING_PER_SESSION = 64
 CLOSE_TIMEOUT_S = 30.0
@@ -172,13 +172,12 @@ class Gateway:
         engine_id: str,
         *,
         seed: int,
-        first_turn: int = 0,
-        records: Sequence[TokenRecord] = (),
-    ) -> None:
+        earlier: Earlier = NOTHING_EARLIER,
+    ) -> list[str]:
         """From now on `key` opens `/{execution}/`. Raises ValueError if it is open already.
 
-        `first_turn`: how many turns earlier launches took. `records` are what is durable of this
-        launch, in the order it was written: the session goes on from there.
+        The session goes on from what is known of `earlier`; returns one line for each record of
+        it that could not be restored.
         """
         if execution in self._open:
             raise ValueError(f"{execution} has an open session")
@@ -186,11 +185,11 @@ class Gateway:
             execution=execution,
             renderer=self._renderer,
             max_context_tokens=self._engine_tokens,
-            num_turns=first_turn,
         )
-        restore_session(session, records)
+        problems = restore_session(session, earlier)
         self._open[execution] = _Open(session=session, key=key, seed=seed)
         self._routing.set_routes({execution: engine_id})
+        return problems
 
     async def close_session(self, execution: str) -> SessionCounts:
         """Revoke the key, cut its clients off, cancel at the engines, tell every turn.

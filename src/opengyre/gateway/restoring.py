@@ -21,6 +21,20 @@ from opengyre.seams.records import TokenRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What a session goes on from: how many turns earlier launches took, and the durable records
+    of this launch in the order they were written. Whether the answers of the last
+    `num_undelivered` of them reached their client, nobody knows."""
+
+    first_turn: int = 0
+    records: Sequence[TokenRecord] = ()
+    num_undelivered: int = 0
+
+
+NOTHING_EARLIER = Earlier()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredTurn:
     """One attempt as it was: what its client sent, the turn whose first ids begin its prompt, and
     the answer that its client got, of an abandoned one as far as it came."""
@@ -30,27 +44,27 @@ class RestoredTurn:
     answer: Message
 
 
-def restore_session(session: Session, records: Sequence[TokenRecord]) -> list[str]:
-    """`records` in the order they were written, of this session only.
-
-    Returns one line for each that could not be restored.
-    """
-    tried = {(record.header.turn, record.header.attempt) for record in records}
+def restore_session(session: Session, earlier: Earlier) -> list[str]:
+    """One line for each record that could not be restored."""
+    tried = {(record.header.turn, record.header.attempt) for record in earlier.records}
+    num_delivered = len(earlier.records) - earlier.num_undelivered
+    session.num_turns = max(session.num_turns, earlier.first_turn)
     problems: list[str] = []
-    for record in records:
+    for index, record in enumerate(earlier.records):
         header = record.header
         is_retried = (header.turn, header.attempt + 1) in tried
+        is_retryable = not is_retried and (index >= num_delivered or not header.is_committed)
         try:
-            restore_turn(session, record, is_retried=is_retried)
+            restore_turn(session, record, is_retryable=is_retryable)
         except (BoundaryError, Refusal) as error:
             problems.append(f"{header.turn} attempt {header.attempt}: {error}")
     return problems
 
 
 def restore_turn(
-    session: Session, record: TokenRecord, *, is_retried: bool = False
+    session: Session, record: TokenRecord, *, is_retryable: bool = False
 ) -> RestoredTurn:
-    """Put one attempt back. `is_retried`: a later attempt of its turn was recorded.
+    """Put one attempt back. `is_retryable`: the same call is the next attempt of its turn.
 
     Raises BoundaryError if its parent or its body cannot be restored, Refusal if its request
     cannot be understood.
@@ -78,9 +92,11 @@ def restore_turn(
     answer = _answer(session, attempt, record)
     if header.is_committed:
         session.adopt(_node(attempt, record, answer), body=body)
+        if is_retryable:
+            session.expect_retry(attempt)
     else:
         session.abandon(attempt, record.completion_ids)
-        if is_retried:
+        if not is_retryable:
             session.take_retryable(attempt.place.call_key)
     return RestoredTurn(request=request, parent=parent, answer=answer)
 
@@ -115,7 +131,7 @@ def _place(session: Session, record: TokenRecord, incoming: Incoming, parent: No
         forced_ids=session.forced(request),
         keys=keys,
         history_key=history_key,
-        call_key=b"" if header.is_committed else call_key(incoming.raw, history_key),
+        call_key=call_key(incoming.raw, history_key),
         delta=record.request_delta,
     )
 

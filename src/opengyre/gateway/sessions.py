@@ -51,6 +51,7 @@ class Session:
     _nodes_by_turn: dict[str, Node] = field(default_factory=dict)
     _calls_by_id: dict[str, Call] = field(default_factory=dict)
     _retryable: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
+    _unsure: dict[str, bytes] = field(default_factory=dict)
     _bodies: dict[str, bytes] = field(default_factory=dict)
     _cuts: deque[Cut] = field(default_factory=lambda: deque(maxlen=_NUM_KEPT_CUTS))
     _latest: Node | None = None
@@ -83,6 +84,8 @@ class Session:
 
     def admit(self, incoming: Incoming, place: Place) -> Attempt:
         """Give the call its turn."""
+        if place.parent is not None and place.fork_reason is ForkReason.NONE:
+            self.take_retryable(self._unsure.pop(place.parent.turn, b""))
         retried = self.take_retryable(place.call_key)
         if retried is None:
             self.num_turns += 1
@@ -146,6 +149,15 @@ class Session:
             return
         self._cuts.append(Cut.of(attempt, completion_ids))
         attempt.is_abandoned = True
+        self._offer_retry(attempt)
+
+    def expect_retry(self, attempt: Attempt) -> None:
+        """It was committed, and yet its client may never have had the answer: the same call is a
+        retry of it until a call goes on from that answer."""
+        self._unsure[attempt.turn] = attempt.place.call_key
+        self._offer_retry(attempt)
+
+    def _offer_retry(self, attempt: Attempt) -> None:
         following = (attempt.number, attempt.attempt + 1)
         self._retryable.setdefault(attempt.place.call_key, []).append(following)
 

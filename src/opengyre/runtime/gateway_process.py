@@ -2,14 +2,16 @@
 
 Must not know: roles, steps, groups, other gateways. Invariants: a turn is told to the controller
 only after its bytes are synced; a newly connected engine's door is shut until the controller opens
-it; sessions of an earlier life are whole, and all their turns told, before anyone is served.
+it; sessions of an earlier life are whole, and all their turns told, before anyone is served; one
+that lost its controller ends at once, since the next life may go on with its sessions as they are,
+and with none that were closed.
 """
 
 import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,13 @@ from opengyre.config.root import RunConfig
 from opengyre.gateway.continuation import Continued
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings, SamplingDefaults
 from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.restoring import Earlier
 from opengyre.runtime import messages as m
 from opengyre.runtime.child import Child, run_child
 from opengyre.runtime.durable import recover
 from opengyre.runtime.label_rules import label_rules
 from opengyre.seams.errors import BoundaryError
-from opengyre.seams.records import TokenRecord, TurnRecord
+from opengyre.seams.records import TurnRecord
 from opengyre.store.segments import SegmentWriter
 from opengyre.transport.engine_link import RemoteEngine
 
@@ -51,7 +54,14 @@ class GatewayProcess:
         found = await recover(setup)
         for opening in setup.sessions:
             records = found[opening.execution]
-            self._open_session(opening, [*records.told, *records.untold])
+            self._open_session(
+                opening,
+                Earlier(
+                    first_turn=opening.first_turn,
+                    records=[*records.told, *records.untold],
+                    num_undelivered=len(records.untold),
+                ),
+            )
             for record in records.untold:
                 self._child.tell(m.TurnTold(turn=record.header))
             await self._child.flush()
@@ -66,7 +76,7 @@ class GatewayProcess:
         gateway = self._gateway
         match message:
             case m.OpenSession():
-                self._open_session(message)
+                self._open_session(message, Earlier(first_turn=message.first_turn))
             case m.CloseSession():
                 counts = await gateway.close_session(message.execution)
                 return m.SessionClosed(num_turns=counts.num_turns)
@@ -90,15 +100,12 @@ class GatewayProcess:
         for engine in list(self._links):
             await self._disconnect(engine)
 
-    def _open_session(self, message: m.OpenSession, records: Sequence[TokenRecord] = ()) -> None:
-        self._gateway.open_session(
-            message.execution,
-            message.key,
-            message.engine,
-            seed=message.seed,
-            first_turn=message.first_turn,
-            records=records,
+    def _open_session(self, message: m.OpenSession, earlier: Earlier) -> None:
+        problems = self._gateway.open_session(
+            message.execution, message.key, message.engine, seed=message.seed, earlier=earlier
         )
+        for problem in problems:
+            log.warning("not restored: %s", problem)
 
     async def _connect(self, message: m.ConnectEngine) -> None:
         """Of several at once for one engine the last one stands."""
@@ -224,7 +231,9 @@ def build_gateway(setup: m.GatewaySetup, events: GatewayEvents) -> tuple[Gateway
     recorder = SegmentWriter(Path(setup.tokens_dir))
     gateway = Gateway(
         replace(gateway_settings(config), sock=listening_socket(setup)),
-        renderer=load_renderer(Path(config.model.path)),
+        renderer=load_renderer(
+            Path(config.model.path), allow_rerender=config.gateway.allow_rerender
+        ),
         recorder=recorder,
         events=events,
     )
@@ -246,6 +255,8 @@ async def main(address: str, child: Child, *, build: BuildGateway = build_gatewa
             child.serve_with(process.handle)
             child.tell(m.GatewayReady(host=gateway.host, port=gateway.port))
             await child.quit.wait()
+            if child.is_orphan:
+                await child.die()
             await process.close()
         await recorder.close()
         child.hang_up()

@@ -12,6 +12,7 @@ import fcntl
 import gc
 import hashlib
 import hmac
+import logging
 import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -26,12 +27,15 @@ from opengyre.gateway.continuation import Continued
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
 from opengyre.gateway.rendering import load_renderer
 from opengyre.gateway.request import Refusal, RefusalKind
+from opengyre.gateway.restoring import Earlier
 from opengyre.runtime.engine_fleet import EngineFleet, open_fleet
 from opengyre.runtime.label_rules import label_rules
-from opengyre.seams.errors import ConfigError
+from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.seams.records import SegmentRef, TurnRecord
 from opengyre.store.run_folder import check_free_space, read_json, write_json
 from opengyre.store.segments import SegmentReader, SegmentWriter, make_durable, segment_numbers
+
+log = logging.getLogger(__name__)
 
 KIND = "opengyre gateway records"
 SCHEMA = 1
@@ -55,6 +59,7 @@ class StandaloneSettings:
     port: int = 0
     profile: str = ""
     context_tokens: int | None = None
+    allow_rerender: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +87,7 @@ async def serve(
 ) -> Totals:
     """Record until `until` is set. Raises ConfigError for what cannot work, before anything is
     written; BoundaryError when records cannot be written."""
-    renderer = load_renderer(settings.model)
+    renderer = load_renderer(settings.model, allow_rerender=settings.allow_rerender)
     labels = label_rules(load_profile(settings.profile)) if settings.profile else ()
     origins = [parse_origin(url, api_key=settings.engine_key) for url in settings.engines]
     fleet = await open_fleet(origins, kind=settings.kind, context_tokens=settings.context_tokens)
@@ -154,14 +159,18 @@ class Sessions:
         if len(self.names) >= MAX_SESSIONS:
             raise Refusal("too many sessions", kind=RefusalKind.TOO_MANY)
         assert self.gateway is not None, "a call before the gateway was there"
-        records = [self._reader.read(ref) for ref in self._known.pop(name, [])]
-        self.gateway.open_session(
-            name,
-            self._key,
-            self._fleet.route(name),
-            seed=zlib.crc32(name.encode()),
-            records=records,
+        try:
+            records = [self._reader.read(ref) for ref in self._known.get(name, [])]
+        except BoundaryError as error:
+            raise Refusal(str(error), kind=RefusalKind.UNAVAILABLE) from error
+        seed = zlib.crc32(name.encode())
+        earlier = Earlier(records=records)
+        problems = self.gateway.open_session(
+            name, self._key, self._fleet.route(name), seed=seed, earlier=earlier
         )
+        for problem in problems:
+            log.warning("%s: %s", name, problem)
+        self._known.pop(name, None)
         self.names.append(name)
 
     async def close(self) -> int:
