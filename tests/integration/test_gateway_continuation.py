@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import openai
 import pytest
 from gateway_rig import TOOLS, CutEngine, Rig, open_rig, scripted, until
 
-from opengyre.seams.engine import Finish
+from opengyre.seams.engine import Chunk, Finish, GenerateRequest
 from opengyre.seams.records import TurnRecord
 
 HELLO = [{"role": "user", "content": "say hello"}]
@@ -276,5 +277,60 @@ def test_closing_a_session_cuts_its_clients_and_its_requests_and_revokes_the_key
                 await call
             with pytest.raises(openai.AuthenticationError):
                 await streamed(rig)
+
+    asyncio.run(main())
+
+
+class LyingEngine(CutEngine):
+    """Its third chunk of a first part is `lie`; afterwards it is honest."""
+
+    def __init__(self, inner: Any, lie: Chunk) -> None:
+        super().__init__(inner, num_tokens=0, num_cuts=0)
+        self._lie = lie
+
+    async def submit(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        is_first = not self.requests
+        num_chunks = 0
+        async for chunk in super().submit(request):
+            num_chunks += 1
+            yield self._lie if is_first and num_chunks == 3 else chunk
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        Chunk(ids=[-1], logprobs=[-0.5]),
+        Chunk(ids=[10**6], logprobs=[-0.5]),
+        Chunk(ids=[2**31], logprobs=[-0.5]),
+        Chunk(ids=[5], logprobs=[float("nan")]),
+        Chunk(ids=[5], logprobs=[-1e39]),
+        Chunk(ids=[5], logprobs=[3.0]),
+        Chunk(ids=[5, 6], logprobs=[-0.5]),
+    ],
+)
+def test_what_an_engine_cannot_have_sampled_is_not_taken(lie: Chunk) -> None:
+    async def main() -> None:
+        engine: Any = LyingEngine(scripted(lambda text, seed: ANSWER), lie)
+        async with open_rig({"s0": engine}) as rig:
+            text, arguments, finish = await streamed(rig)
+            assert (text, finish) == ("Wörter und 😀 zuerst.", "tool_calls")
+            assert json.loads(arguments) == {"command": "cat log/10 é"}
+            await rig.gateway.close_session("e000001")
+            (record,) = rig.recorder.records
+            assert record.header.num_continuations == 1
+            assert all(-30 < one <= 0 for one in record.logprobs)
+
+    asyncio.run(main())
+
+
+def test_more_tokens_than_were_asked_for_end_the_answer_at_its_budget() -> None:
+    async def main() -> None:
+        many = Chunk(ids=[5] * 100, logprobs=[-0.5] * 100)
+        engine: Any = LyingEngine(scripted(lambda text, seed: ANSWER), many)
+        async with open_rig({"s0": engine}) as rig:
+            assert (await streamed(rig, max_tokens=9))[2] == "length"
+            await rig.gateway.close_session("e000001")
+            (record,) = rig.recorder.records
+            assert len(record.completion_ids) == len(record.logprobs) == 9
 
     asyncio.run(main())

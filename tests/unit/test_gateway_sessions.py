@@ -231,3 +231,19 @@ def test_another_answer_than_the_one_that_was_cut_is_no_part_of_it() -> None:
     _, kept = cut_answer(one)
     for other in [replace(kept, text="other"), said("loo"), said("")]:
         assert admit(one, USER, other, USER).place.fork_reason is not ForkReason.KEPT_PARTS
+
+
+def test_another_attempt_of_an_undelivered_turn_keeps_nothing_of_the_first() -> None:
+    one = session()
+    root = commit(one, admit(one, USER), said("ok"), "ok")
+    later = replace(USER, text="More.")
+    for messages, parent in [((USER, said("ok"), later), root), ((later,), root)]:
+        first = admit(one, *messages, name="again")
+        commit(one, first, said("yes"), "yes")
+        one.expect_retry(first)
+        second = admit(one, *messages, name="again")
+        assert (second.turn, second.attempt) == (first.turn, 1)
+        assert second.place.parent is parent
+        assert second.place.num_kept <= parent.num_tokens
+        body = restore_body(second.place.delta, one.body(parent))
+        assert body == second.incoming.body

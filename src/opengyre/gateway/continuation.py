@@ -23,15 +23,19 @@ MAX_PARTS = 1000
 CANCEL_GRACE_S = 10.0
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
+_MIN_LOGPROB = -1e30
+_MAX_LOGPROB = 1e-2  # rounding of what is 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan:
-    """What to sample. `request.request_id` is `turn.aATTEMPT`; parts append to it."""
+    """What to sample. `request.request_id` is `turn.aATTEMPT`; parts append to it. `num_ids`: how
+    many there are in the model's vocabulary."""
 
     turn: str
     attempt: int
     request: GenerateRequest
+    num_ids: int
     hold_max_s: float
 
 
@@ -140,9 +144,12 @@ class Generation:
         try:
             with self._routing.lease(seat) as lease:
                 while not is_over:
-                    chunk = await lease.wait_for(_next_chunk(stream, seat))
-                    is_over = chunk.finish is not None
+                    told = await lease.wait_for(_next_chunk(stream, seat))
+                    chunk = self._checked(told)
+                    is_over = told.finish is not None
                     yield chunk
+                    if chunk.finish is not None:
+                        break
         except (EngineLost, BoundaryError) as error:
             is_over = True
             yield Chunk(finish=Finish.ERROR, reason=str(error) or "engine lost")
@@ -151,6 +158,21 @@ class Generation:
                 await _cancel(seat, request.request_id)
             if (close := getattr(stream, "aclose", None)) is not None:
                 await close()
+
+    def _checked(self, chunk: Chunk) -> Chunk:
+        """What an engine says of itself is not believed: ids that are none or numbers that cannot
+        be log probabilities end the part, more than was asked for ends the turn."""
+        if len(chunk.ids) != len(chunk.logprobs):
+            return Chunk(finish=Finish.ERROR, reason="ids and log probabilities differ in number")
+        if not all(0 <= token < self._plan.num_ids for token in chunk.ids):
+            return Chunk(finish=Finish.ERROR, reason="an id that is not in the vocabulary")
+        if not all(_MIN_LOGPROB < one <= _MAX_LOGPROB for one in chunk.logprobs):
+            return Chunk(finish=Finish.ERROR, reason="a log probability that cannot be one")
+        num_left = self._num_left()
+        if len(chunk.ids) <= num_left:
+            return chunk
+        ids, logprobs = chunk.ids[:num_left], chunk.logprobs[:num_left]
+        return msgspec.structs.replace(chunk, ids=ids, logprobs=logprobs, finish=Finish.LENGTH)
 
     async def _next_seat(self) -> Seat:
         execution = self._plan.request.execution

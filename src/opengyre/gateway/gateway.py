@@ -344,6 +344,7 @@ class Gateway:
                 turn=attempt.turn,
                 attempt=attempt.attempt,
                 request=self._generate_request(one, attempt),
+                num_ids=self._renderer.num_ids,
                 hold_max_s=self._settings.hold_max_s,
             ),
             routing=self._routing,

@@ -44,7 +44,7 @@ _CANNOT = (ValueError, TypeError, AttributeError, LookupError, RuntimeError)
 
 
 class ModelRenderer:
-    """One model's chat format. `stop_ids` end an answer."""
+    """One model's chat format. `stop_ids` end an answer; every token is below `num_ids`."""
 
     def __init__(
         self, renderer: Renderer, family: Family, *, adapter: TokenizerAdapter, markers: Markers
@@ -54,6 +54,7 @@ class ModelRenderer:
         self._adapter = adapter
         self._markers = markers
         self.stop_ids: list[int] = sorted(markers.stops)
+        self.num_ids = len(markers.table)
 
     def root(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Prompt ids of a conversation rendered from its first message.
@@ -246,7 +247,16 @@ def load_renderer(folder: Path, *, allow_rerender: bool = False) -> ModelRendere
         )
         raise ConfigError(f"{folder}: {error}; {hint}") from error
     adapter = TokenizerAdapter(tokenizer, name=name or str(folder), chat_template=template)
-    return make_renderer(family, tokenizer, adapter)
+    renderer = make_renderer(family, tokenizer, adapter)
+    renderer.num_ids = max(renderer.num_ids, _num_ids(config))
+    return renderer
+
+
+def _num_ids(config: dict[str, Any]) -> int:
+    """Rows of the embedding, which may be more than the tokenizer has ids for."""
+    inner = config.get("text_config")
+    told = (inner if isinstance(inner, dict) else config).get("vocab_size")
+    return told if isinstance(told, int) else 0
 
 
 def make_renderer(family: Family, tokenizer: Tokenizer, adapter: TokenizerAdapter) -> ModelRenderer:

@@ -10,7 +10,7 @@ only reads, so that a long prompt can be encoded in another thread; all else is 
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import msgspec
@@ -95,8 +95,18 @@ class Session:
             number=number,
             attempt=attempt,
             incoming=incoming.placed(),
-            place=place,
+            place=self._above(place, f"{self.execution}.t{number}", incoming.body),
         )
+
+    def _above(self, place: Place, turn: str, body: bytes) -> Place:
+        """A turn keeps no tokens of another attempt of itself, but of what that one keeps."""
+        node = place.parent
+        if node is None or node.turn != turn:
+            return place
+        num_kept = min(place.num_kept, node.num_kept)
+        parent = holder(node.parent, num_kept)
+        delta = body_delta(body, self.body(parent))
+        return replace(place, parent=parent, num_kept=num_kept if parent else 0, delta=delta)
 
     def node(self, turn: str) -> Node | None:
         """A committed turn."""
