@@ -143,13 +143,12 @@ class Generation:
         is_over = False
         try:
             with self._routing.lease(seat) as lease:
-                while not is_over:
+                chunk = Chunk()
+                while chunk.finish is None:
                     told = await lease.wait_for(_next_chunk(stream, seat))
                     chunk = self._checked(told)
                     is_over = told.finish is not None
                     yield chunk
-                    if chunk.finish is not None:
-                        break
         except (EngineLost, BoundaryError) as error:
             is_over = True
             yield Chunk(finish=Finish.ERROR, reason=str(error) or "engine lost")
