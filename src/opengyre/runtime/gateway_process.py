@@ -8,6 +8,7 @@ and with none that were closed.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -263,4 +264,5 @@ async def main(address: str, child: Child, *, build: BuildGateway = build_gatewa
 
 
 if __name__ == "__main__":
+    gc.freeze()  # the modules stay: later collections need not go over them, in mid-stream
     run_child(main)
