@@ -19,7 +19,7 @@ from opengyre.views.verify import verify_run
 pytestmark = pytest.mark.timeout(180)
 
 SLOW_TOKENS = "engine.scripted.tokens_per_s=60"
-SHORT = ("run.num_steps=4", SLOW_TOKENS)
+SHORT = ("run.num_steps=2", SLOW_TOKENS)
 
 
 def assert_promises_are_kept(driven: Driven) -> None:
@@ -38,15 +38,6 @@ async def kill_and_go_on(run: Run, name: str, *, num_tokens: int) -> None:
     await until(lambda: run.told.num_sampled_tokens >= num_before + num_tokens)
 
 
-def assert_untouched(killed: Driven, undisturbed: Driven) -> None:
-    """Whoever was served by a gateway that lived sampled what an undisturbed run samples."""
-    lost = {execution for one in killed.all(GatewayLost) for execution in one.executions}
-    expected, found = undisturbed.completions(), killed.completions()
-    others = {turn for turn in expected if turn.partition(".")[0] not in lost}
-    assert others
-    assert {turn: found[turn] for turn in others} == {turn: expected[turn] for turn in others}
-
-
 def turns_of(driven: Driven) -> list[tuple[str, int]]:
     return [(told.turn.turn, told.turn.attempt) for told in driven.all(TurnRecorded)]
 
@@ -58,7 +49,7 @@ def trails(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, trails: Path) -> Driven:
-    return drive(tmp_path_factory.mktemp("undisturbed"), trails, "run.num_steps=4")
+    return drive(tmp_path_factory.mktemp("undisturbed"), trails, "run.num_steps=2")
 
 
 def test_case_17_a_gateway_killed_in_a_run_is_back_with_every_turn_and_every_session_goes_on(
@@ -66,7 +57,7 @@ def test_case_17_a_gateway_killed_in_a_run_is_back_with_every_turn_and_every_ses
 ) -> None:
     async def kill_twice(run: Run) -> None:
         for _ in range(2):
-            await kill_and_go_on(run, "gateway0", num_tokens=500)
+            await kill_and_go_on(run, "gateway0", num_tokens=200)
 
     killed = drive(tmp_path, trails, *SHORT, watch=kill_twice)
     assert killed.end.exit_code == 0, killed.end.reason
@@ -75,7 +66,7 @@ def test_case_17_a_gateway_killed_in_a_run_is_back_with_every_turn_and_every_ses
     assert all(one.executions and one.gone_s is not None for one in lost)
     assert set(killed.outcomes().values()) == {f.Outcome.COMPLETED}
     assert max(Counter(turns_of(killed)).values()) == 1
-    assert_untouched(killed, undisturbed)
+    assert killed.completions() == undisturbed.completions()
     assert_promises_are_kept(killed)
 
 
@@ -95,7 +86,7 @@ def test_two_gateways_share_the_executions_and_the_death_of_one_touches_only_its
     assert running
     assert set(killed.outcomes().values()) == {f.Outcome.COMPLETED}
     assert max(Counter(turns_of(killed)).values()) == 1
-    assert_untouched(killed, undisturbed)
+    assert killed.completions() == undisturbed.completions()
     assert_promises_are_kept(killed)
 
 

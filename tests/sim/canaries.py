@@ -16,6 +16,7 @@ from opengyre.control import commands as c
 from opengyre.control.facts import EngineReady, ExecutionClosed, Outcome
 from opengyre.gateway.continuation import Generation, Sampled
 from opengyre.gateway.recording import RecordQueue
+from opengyre.gateway.restoring import Earlier
 from opengyre.gateway.routing import Routing
 from opengyre.runtime import messages as m
 from opengyre.runtime.apply import Applier
@@ -248,8 +249,8 @@ def _tells_only_what_is_new(real: Any) -> Any:
 
 
 def _starts_sessions_anew(real: Any) -> Any:
-    def _open_session(self: Any, message: m.OpenSession, records: Any = ()) -> None:
-        real(self, message)
+    def _open_session(self: Any, message: m.OpenSession, earlier: Earlier) -> None:
+        real(self, message, Earlier(first_turn=earlier.first_turn))
 
     return _open_session
 
