@@ -4,17 +4,19 @@ The gateway's record decides what is trained, whatever the program's exit code s
 answer was not written to its end is not trained, and a retried call is trained once.
 """
 
+from dataclasses import replace
 from enum import StrEnum
 
 import pytest
 from drawn_pairs import PROGRAMS, pairs
-from program_rig import LINES, Outcome, Scene, profile_of
+from program_rig import APPENDING, LINES, SOLVER, Outcome, Scene, profile_of
 from wire_proxy import Fault, WireProxy
 
 from opengyre.seams.harness import Ending
 
 TOKENS_PER_S = 300.0
-"""An answer takes half a second: it can be cut in the middle."""
+SLOW_FIRST = replace(SOLVER, commands=(f"{APPENDING[0]}  # {'-' * 300}", *APPENDING[1:]))
+"""The first answer takes more than a second: it can be cut anywhere before its end."""
 NUM_TURNS = len(LINES) + 1
 FOR_EVER_S = 60.0
 
@@ -65,7 +67,14 @@ def run_with(fault: Fault, name: str, *, silence_s: float = 3.0) -> Outcome:
     wall_s = 320.0 if (fault, name) in COSTLY else 90.0
     if FATES.get((fault, name)) is Fate.LOOPS:
         wall_s = FOR_EVER_S
-    return Scene(profile_of(name), proxy=proxy, tokens_per_s=TOKENS_PER_S, wall_s=wall_s).run()
+    scene = Scene(
+        profile_of(name),
+        solver=SLOW_FIRST,
+        proxy=proxy,
+        tokens_per_s=TOKENS_PER_S,
+        wall_s=wall_s,
+    )
+    return scene.run()
 
 
 @pytest.mark.parametrize(("fault", "name"), pairs(tuple(Fault), num_each=1, costly=COSTLY))

@@ -22,6 +22,8 @@ BLOCK_END = (
     b'"tool_calls":[',
 )
 BEGUN_BYTES = 600
+SETTLE_S = 0.1
+"""The program has then read what it was given."""
 UNSTREAMED_CUT_S = 0.15
 """Answers must take longer than this, so that one which is not streamed can be cut."""
 
@@ -180,32 +182,39 @@ class WireProxy:
             seen.answer += data
             if seen.fault is Fault.ONE_WRITE:
                 kept += data
-            elif not await self._cut(client, seen):
-                await client.send(h11.Data(data=data))
-            else:
+                continue
+            if await self._cut_early(client, seen):
+                return
+            await client.send(h11.Data(data=data))
+            if await self._cut_late(client, seen):
                 return
         if kept:
             await client.send(h11.Data(data=kept))
         await client.send(h11.EndOfMessage())
 
-    async def _cut(self, client: "_Side", seen: Seen) -> bool:
-        """Whether the answer ends here, by the fault's own way; the first block is thought."""
+    async def _cut_early(self, client: "_Side", seen: Seen) -> bool:
+        """Whether the answer ends here, with hardly more than its opening events."""
+        if len(seen.answer) <= BEGUN_BYTES:
+            return False
+        if seen.fault is Fault.DROP_EARLY:
+            raise _Cut
+        if seen.fault is Fault.ERROR_EVENT:
+            await client.send(h11.Data(data=_error_event(seen)))
+            await client.send(h11.EndOfMessage())
+            return True
+        return False
+
+    async def _cut_late(self, client: "_Side", seen: Seen) -> bool:
+        """Whether the answer ends here, with its text complete; the first block is thought."""
         num_blocks = sum(seen.answer.count(mark) for mark in BLOCK_END)
         is_late = num_blocks >= (1 if b"chat.completion" in seen.answer else 2)
-        is_begun = len(seen.answer) > BEGUN_BYTES
-        match seen.fault:
-            case Fault.DROP_EARLY if is_begun:
-                raise _Cut
-            case Fault.DROP_LATE if is_late:
-                raise _Cut
-            case Fault.CLEAN_END if is_late:
-                await client.send(h11.EndOfMessage())
-                return True
-            case Fault.ERROR_EVENT if is_begun:
-                await client.send(h11.Data(data=_error_event(seen)))
-                await client.send(h11.EndOfMessage())
-                return True
-        return False
+        if not is_late or seen.fault not in (Fault.DROP_LATE, Fault.CLEAN_END):
+            return False
+        await asyncio.sleep(SETTLE_S)
+        if seen.fault is Fault.DROP_LATE:
+            raise _Cut
+        await client.send(h11.EndOfMessage())
+        return True
 
 
 class _Cut(Exception):
