@@ -266,3 +266,55 @@ async def leave_before_a_byte(one: Harness, body: Json, is_too_early: Callable[[
     writer.write("\r\n".join([*lines, "", ""]).encode() + data)
     await until(lambda: not is_too_early())
     writer.close()
+
+
+PARTS = ["thinking", "text", "a call"]
+
+
+def kept_parts(form: Any, last: str) -> Any:
+    if isinstance(form, dict):
+        kept = {"role": "assistant", "reasoning_content": form["reasoning_content"]}
+        kept |= {} if last == "thinking" else {"content": form["content"]}
+        return kept | ({"tool_calls": form["tool_calls"][:1]} if last == "a call" else {})
+    return form[: {"thinking": 1, "text": 2, "a call": 3}[last]]
+
+
+@EACH_PROTOCOL
+@pytest.mark.parametrize("how", ["later", "at once"])
+@pytest.mark.parametrize("last", PARTS)
+def test_case_08_a_grown_history_is_gone_on_from_for_many_turns(
+    speaker: Speaker, last: str, how: str
+) -> None:
+    """Whatever whole parts a client kept of the cut answer, its later turns are one branch."""
+
+    async def main() -> None:
+        engine = witness(lambda t, s: TWO_CALLS, stalls={1: num_tokens_of(TWO_CALLS) - 2})
+        async with open_case({"s0": engine}) as case:
+            form = kept_parts(await unbroken_form(case, speaker), last)
+            one = case.harness(speaker)
+            await one.leave(one.body(stream=True), after=b"call_e000001_t1_a0_1")
+            if how == "later":
+                await until(lambda: case.rig.told[-1].finish == "cancelled")
+            one.history.append(Answered(form=speaker.as_harness(form)))
+            if last == "a call":
+                one.history.append(Results(pairs=(call_result(form),)))
+            else:
+                one.history.append(Said(role="user", text="You were cut off. Go on."))
+            for _ in range(3):
+                await one.turn(stream=True)
+            await case.close()
+            cut, grown, *later = case.records()
+            prompt = case.full_prompt(grown)
+            before = case.full_prompt(cut)
+            assert prompt[: len(before)] == before
+            kept = text_of(shared(prompt[len(before) :], cut.completion_ids))
+            assert "Two." in kept
+            assert ("Both now." in kept) == (last != "thinking")
+            assert (FIRST in kept) == (last == "a call")
+            assert grown.header.fork_reason.startswith("whole parts")
+            assert [record.header.fork_reason for record in later] == ["", ""]
+            (path,), account = case.paths()
+            assert len(path.turns) == 3
+            assert sum(account.dropped.values()) == len(cut.completion_ids)
+
+    asyncio.run(main())

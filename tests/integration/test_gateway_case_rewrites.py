@@ -364,3 +364,56 @@ def test_case_05_cache_control_that_moves_causes_no_fork() -> None:
             assert [turn.parent for turn in case.rig.told] == ["", "e000001.t1", "e000001.t2"]
 
     asyncio.run(main())
+
+
+@EACH_PROTOCOL
+def test_case_03_an_older_answer_rewritten_forks_and_what_follows_it_is_not_gone_on_from(
+    speaker: Speaker,
+) -> None:
+    """As a harness does that edits its history; the branch it leaves stays trained."""
+
+    async def main() -> None:
+        async with open_case({"s0": witness(by_turn([FULL, ANSWER, ANSWER, "done"]))}) as case:
+            one = case.harness(speaker)
+            reply = await first_reply(one, stream=True)
+            one.keep(reply, speaker.as_harness(reply.sent_back), "r0", "r1")
+            for _ in range(2):
+                await one.turn(stream=True)
+            edited = in_text("I look.", "I looked.")(one.history[1].form)
+            one.history[1] = Answered(form=edited)
+            await one.ask(stream=True)
+            await case.close()
+            last = case.rig.told[-1]
+            assert last.fork_reason
+            first = case.records()[0]
+            assert last.num_kept_tokens < len(case.full_prompt(first)) + len(first.completion_ids)
+            paths, account = case.paths()
+            assert [len(path.turns) for path in paths] == [3, 1]
+            assert account.trained == account.sampled
+
+    asyncio.run(main())
+
+
+@EACH_PROTOCOL
+def test_case_03_a_history_cut_back_to_an_earlier_turn_is_a_branch_of_that_turn(
+    speaker: Speaker,
+) -> None:
+    """As after an undo, or where a harness drops its last bad turns: nothing is rendered anew."""
+
+    async def main() -> None:
+        async with open_case({"s0": witness(by_turn([ANSWER]))}) as case:
+            one = case.harness(speaker)
+            for _ in range(3):
+                await one.turn(stream=True)
+            del one.history[3:]
+            await one.turn(stream=True)
+            await one.turn(stream=True)
+            await case.close()
+            told = {turn.turn: turn for turn in case.rig.told}
+            assert told["e000001.t4"].parent == "e000001.t1"
+            assert [turn.fork_reason for turn in told.values()] == [""] * 5
+            paths, account = case.paths()
+            assert sorted(len(path.turns) for path in paths) == [2, 3]
+            assert account.trained == account.sampled
+
+    asyncio.run(main())

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from cases_rig import (
     witness,
 )
 from cases_speakers import SPEAKERS, Json, Said, Speaker, ToolSpec, parsed
+from gateway_rig import until
 
 from opengyre.gateway.delta import restore_body
 from opengyre.seams.engine import Finish
@@ -414,3 +416,100 @@ def test_case_16_a_run_leaves_the_workspace_that_its_script_says(
     asyncio.run(main())
     found = {str(p.relative_to(tmp_path)): p.read_text() for p in tmp_path.rglob("*.*")}
     assert found == FILES
+
+
+@EACH_WAY
+@pytest.mark.parametrize("cut_at", [None, 1, 20, 50])
+@pytest.mark.parametrize("speaker", [CHAT, RESPONSES], ids=lambda one: str(one.name))
+def test_case_15_log_probabilities_are_those_of_the_record_also_over_a_move(
+    speaker: Speaker, stream: bool, cut_at: int | None
+) -> None:
+    async def main() -> None:
+        async with open_case({"s0": witness(lambda text, seed: WORDS, cut_at=cut_at)}) as case:
+            one = case.harness(speaker)
+            wish: Json = {"logprobs": True}
+            if speaker is RESPONSES:
+                wish = {"include": ["message.output_text.logprobs"]}
+            body = one.body(stream=stream, **wish)
+            answer = await one.client.post(one.url, headers=one.headers, json=body)
+            told = told_logprobs(speaker, answer.text, stream=stream)
+            await case.close()
+            (record,) = case.records()
+            assert [one["logprob"] for one in told] == record.logprobs[: len(told)]
+            assert len(told) >= len(record.logprobs) - 1, "the end of the turn may be left out"
+            text = b"".join(bytes(one["bytes"]) for one in told).decode()
+            assert text.removesuffix("<|im_end|>") == WORDS
+
+    asyncio.run(main())
+
+
+def told_logprobs(speaker: Speaker, text: str, *, stream: bool) -> list[Json]:
+    if not stream and speaker is CHAT:
+        return list(json.loads(text)["choices"][0]["logprobs"]["content"])
+    if not stream:
+        return list(json.loads(text)["output"][0]["content"][0]["logprobs"])
+    events = [data for _, data in read_events(text)[0] if data != "[DONE]"]
+    if speaker is CHAT:
+        choices = [event["choices"][0] for event in events if event["choices"]]
+        return [one for c in choices if c["logprobs"] for one in c["logprobs"]["content"]]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    return [one for delta in deltas for one in delta["logprobs"]]
+
+
+@EACH_PROTOCOL
+def test_case_13_a_key_opens_its_execution_alone_and_nothing_after_its_end(
+    speaker: Speaker,
+) -> None:
+    async def main() -> None:
+        async with open_case({"s0": witness(lambda text, seed: ANSWER)}) as case:
+            one = case.harness(speaker)
+            other = case.harness(speaker, **case.open("e000002", "s0"))
+            for each in (one, other):
+                await each.ask(stream=False)
+            other.key, key = one.key, other.key
+            assert await refused_kind(other) == (401, "authentication_error")
+            other.key = key
+            await case.rig.gateway.close_session("e000002")
+            assert await refused_kind(other) == (401, "authentication_error")
+            assert (await one.ask(stream=True)).said == SAID
+
+    asyncio.run(main())
+
+
+async def refused_kind(one: Harness) -> tuple[int, str]:
+    answer = await one.client.post(one.url, headers=one.headers, json=one.body(stream=True))
+    return answer.status_code, one.speaker.error_kind(answer.json())
+
+
+@EACH_PROTOCOL
+@EACH_WAY
+def test_case_13_bodies_in_chunks_and_clients_that_ask_before_they_send_are_served(
+    speaker: Speaker, stream: bool
+) -> None:
+    """curl asks with `Expect: 100-continue`; some libraries know no length."""
+
+    async def main() -> None:
+        async with open_case({"s0": witness(lambda text, seed: ANSWER)}) as case:
+            one = case.harness(speaker)
+            raw = json.dumps(one.body(stream=stream)).encode()
+
+            async def in_chunks() -> AsyncIterator[bytes]:
+                for at in range(0, len(raw), 50):
+                    yield raw[at : at + 50]
+
+            told = await one.client.post(one.url, headers=one.headers, content=in_chunks())
+            assert told.status_code == 200
+            reader, writer = await asyncio.open_connection(
+                one.rig.gateway.host, one.rig.gateway.port
+            )
+            lines = [f"POST {one.url.removeprefix(one.rig.gateway.address)} HTTP/1.1", "host: x"]
+            lines += [f"{name}: {value}" for name, value in one.headers.items()]
+            lines += [f"content-length: {len(raw)}", "expect: 100-continue"]
+            writer.write("\r\n".join([*lines, "", ""]).encode())
+            assert (await reader.readline()).startswith(b"HTTP/1.1 100")
+            writer.write(raw)
+            assert b"200" in await reader.readuntil(b" OK\r\n")
+            writer.close()
+            await until(lambda: len(case.rig.told) == 2)
+
+    asyncio.run(main())
