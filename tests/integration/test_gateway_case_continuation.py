@@ -23,7 +23,7 @@ from cases_rig import (
     text_of,
     witness,
 )
-from cases_speakers import SPEAKERS, Reply, Speaker
+from cases_speakers import SPEAKERS, Reply, Said, Speaker
 from gateway_rig import TOKENIZER, until
 
 from opengyre.seams.engine import Finish
@@ -148,6 +148,37 @@ def test_case_09_an_engine_that_goes_after_every_token_is_followed_by_the_next(
             await case.close()
             (record,) = case.records()
             assert [span.engine for span in record.header.spans] == list(engines)
+
+    asyncio.run(main())
+
+
+@EACH_PROTOCOL
+@EACH_WAY
+def test_case_09_requests_of_sub_agents_at_once_all_survive_their_engines_death(
+    speaker: Speaker, stream: bool
+) -> None:
+    """Of one execution: the main one and two more, at different places of their answers."""
+
+    async def main() -> None:
+        engines = {"c1": answers(stalls={0: 5, 1: 25, 2: 45}), "spare": answers()}
+        async with open_case(engines) as case:
+            all_three = [
+                case.harness(speaker, history=[Said(role="user", text=f"Task {k}.")])
+                for k in range(3)
+            ]
+            calls = [asyncio.create_task(one.ask(stream=stream)) for one in all_three]
+            await engines["c1"].has_given(5 + 25 + 45)
+            case.rig.gateway.engine_lost("c1")
+            await until(lambda: case.rig.gateway.held() == {"e000001": 3})
+            case.rig.gateway.set_routes({"e000001": "spare"})
+            assert [(await call).said for call in calls] == [SAID] * 3
+            await case.close()
+            assert [one.num_requests for one in all_three] == [1, 1, 1]
+            assert {turn.num_continuations for turn in case.rig.told} == {1}
+            assert case.rig.holds == [("e000001", True), ("e000001", False)]
+            paths, account = case.paths()
+            assert len(paths) == 3
+            assert account.trained == account.sampled
 
     asyncio.run(main())
 
