@@ -39,7 +39,7 @@ from test_engine_contract import (  # noqa: F401  collected here, with this file
 from tokenizers import Tokenizer
 
 from opengyre.engines.compute import ComputeThread
-from opengyre.engines.http_engine import HttpEngine, ServerFacts
+from opengyre.engines.http_engine import HttpEngine, ServerFacts, sampling_numbers
 from opengyre.engines.http_stream import parse_origin
 from opengyre.engines.probe import EngineKind, probe_engine
 from opengyre.engines.token_server import ALL_WIRES, TokenServer
@@ -279,6 +279,21 @@ def test_a_server_that_is_not_there_is_said_to_be_unreachable() -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(BoundaryError, match="cannot be reached"):
             asyncio.run(probe_engine(parse_origin(url)))
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        ({"temperature": 0.7, "top_p": 0.9, "top_k": 5}, (0.7, 0.9, 5)),
+        ({"top_p": 0.0, "top_k": 0}, (0.0, 1.0, -1)),
+        ({"temperature": 1e-40, "top_k": 10**18}, (0.0, 1.0, 2**30)),
+    ],
+)
+def test_sampling_numbers_that_servers_refuse_are_told_as_what_they_mean(
+    sent: dict[str, Any], told: tuple[float, float, int]
+) -> None:
+    numbers = sampling_numbers(request(1, [1], 1, **sent))
+    assert (numbers["temperature"], numbers["top_p"], numbers["top_k"]) == told
 
 
 @pytest.mark.parametrize(

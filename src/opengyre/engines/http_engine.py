@@ -26,10 +26,23 @@ SILENCE_MAX_S = 600.0
 CALL_TIMEOUT_S = 10.0
 _MAX_REASON_BYTES = 500
 _DONE = b"[DONE]"
+_MIN_TEMPERATURE = 1e-5
+_MAX_TOP_K = 2**30
 _OK = 200
 
 ReadEvent = Callable[[bytes], Chunk]
 """The new ids of one event, its finish and reason. Raises BoundaryError if it makes no sense."""
+
+
+def sampling_numbers(request: GenerateRequest) -> dict[str, float]:
+    """Temperature, top_p and top_k (-1: all) within what servers take: a distribution cut to its
+    most likely token is greedy sampling, and a top_k beyond every vocabulary fits 32 bits."""
+    is_greedy = request.top_p <= 0.0 or request.temperature < _MIN_TEMPERATURE
+    return {
+        "temperature": 0.0 if is_greedy else request.temperature,
+        "top_p": 1.0 if is_greedy else request.top_p,
+        "top_k": min(request.top_k, _MAX_TOP_K) or -1,
+    }
 
 
 class TokenWire(Protocol):

@@ -11,7 +11,7 @@ and top-k.
 
 import msgspec
 
-from opengyre.engines.http_engine import ReadEvent
+from opengyre.engines.http_engine import ReadEvent, sampling_numbers
 from opengyre.seams.engine import Chunk, Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError
 
@@ -52,9 +52,7 @@ class SglangGenerate:
     def body(self, request: GenerateRequest) -> bytes:
         sampling = {
             "max_new_tokens": request.max_new_tokens,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "top_k": request.top_k or -1,
+            **sampling_numbers(request),
             "stop_token_ids": request.stop_ids,
             "skip_special_tokens": False,
             "sampling_seed": request.seed & _SEED_MASK,

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from opengyre.engines.http_engine import ReadEvent
+from opengyre.engines.http_engine import ReadEvent, sampling_numbers
 from opengyre.seams.engine import Chunk, Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError
 
@@ -139,9 +139,7 @@ def _sampling(request: GenerateRequest) -> dict[str, object]:
     """The model's own end token counts only if the request names it."""
     return {
         "max_tokens": request.max_new_tokens,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": request.top_k or -1,
+        **sampling_numbers(request),
         "seed": request.seed,
         "stop_token_ids": request.stop_ids,
         "ignore_eos": True,
