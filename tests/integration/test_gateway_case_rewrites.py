@@ -27,6 +27,7 @@ from cases_speakers import (
     Results,
     Said,
     Speaker,
+    ToolSpec,
     compact,
     parsed,
 )
@@ -415,5 +416,39 @@ def test_case_03_a_history_cut_back_to_an_earlier_turn_is_a_branch_of_that_turn(
             paths, account = case.paths()
             assert sorted(len(path.turns) for path in paths) == [2, 3]
             assert account.trained == account.sampled
+
+    asyncio.run(main())
+
+
+EDIT: ToolSpec = (
+    "edit",
+    {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string"},
+            "all": {"type": "boolean", "default": False},
+        },
+    },
+)
+
+
+@EACH_PROTOCOL
+@pytest.mark.parametrize(("value", "is_same"), [(False, True), (True, False), (None, False)])
+def test_case_03_a_default_of_the_schema_that_a_harness_writes_in_attaches_and_no_other_value(
+    speaker: Speaker, value: Any, is_same: bool
+) -> None:
+    """Claude Code fills in the defaults of its tools."""
+
+    async def main() -> None:
+        told = '<tool_call>\n{"name": "edit", "arguments": {"path": "a"}}\n</tool_call>'
+        async with open_case({"s0": witness(by_turn([told, "done"]))}) as case:
+            one = case.harness(speaker, tools=(EDIT,))
+            reply = await one.ask(stream=True)
+            form = speaker.with_values(reply.sent_back, lambda sent: {**sent, "all": value})
+            one.keep(reply, form, "edited")
+            await one.ask(stream=True)
+            await case.close()
+            second = case.rig.told[1]
+            assert (second.fork_reason == "") == is_same
 
     asyncio.run(main())
