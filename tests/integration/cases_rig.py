@@ -225,12 +225,12 @@ class Harness:
         seen = b""
         all_headers = self.headers | (headers or {})
         async with new_client() as client:
-            call = client.stream("POST", self.url, headers=all_headers, json=body)
-            async with call as answer:
-                async for part in answer.aiter_raw():
-                    seen += part
-                    if after in seen:
-                        return seen
+            request = client.build_request("POST", self.url, headers=all_headers, json=body)
+            answer = await client.send(request, stream=True)
+            async for part in answer.aiter_raw():
+                seen += part
+                if after in seen:
+                    return seen
         raise AssertionError(f"never came: {after!r} in {seen[-200:]!r}")
 
     def keep(self, reply: Reply, form: Any, *results: str) -> None:

@@ -105,6 +105,16 @@ async def kill(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
+async def live_two_turns(
+    folder: Path, address: Address, harnesses: list[Harness], *, stream: bool
+) -> None:
+    """One life of a gateway."""
+    async with gateway_process(folder, address) as process:
+        for _ in range(2):
+            await asyncio.gather(*(turn(one, stream=stream) for one in harnesses))
+        await kill(process)
+
+
 def test_case_17_a_killed_gateway_comes_back_with_every_answer_it_gave(tmp_path: Path) -> None:
     """Killed right after an answer, before anything was synced."""
 
@@ -113,10 +123,7 @@ def test_case_17_a_killed_gateway_comes_back_with_every_answer_it_gave(tmp_path:
         async with new_client() as client:
             all_three = harnesses(address, client)
             for k in range(3):
-                async with gateway_process(tmp_path, address) as process:
-                    for _ in range(2):
-                        await asyncio.gather(*(turn(one, stream=k != 1) for one in all_three))
-                    await kill(process)
+                await live_two_turns(tmp_path, address, all_three, stream=k != 1)
             for one in all_three:
                 assert one.num_requests == 6
                 check_one_branch(tmp_path, one.execution, 6)

@@ -310,60 +310,78 @@ def test_case_15_what_the_engine_can_honour_reaches_it(speaker: Speaker) -> None
     asyncio.run(main())
 
 
+async def stream_chat(client: openai.AsyncOpenAI, body: Json) -> tuple[set[str], Any]:
+    """Kinds of the events of the SDK's own helper, and what it made of them."""
+    async with client.chat.completions.stream(**body) as stream:
+        kinds = {event.type async for event in stream}
+        return kinds, await stream.get_final_completion()
+
+
+async def stream_response(client: openai.AsyncOpenAI, body: Json) -> Any:
+    async with client.responses.stream(**body) as stream:
+        async for _ in stream:
+            pass
+        return await stream.get_final_response()
+
+
+async def stream_message(client: anthropic.AsyncAnthropic, body: Json) -> Any:
+    async with client.messages.stream(**body) as stream:
+        async for _ in stream:
+            pass
+        return await stream.get_final_message()
+
+
+def for_helpers(one: Harness) -> Json:
+    """A body without `stream`, which the helpers set."""
+    return {key: value for key, value in one.body(stream=True).items() if key != "stream"}
+
+
+async def use_openai(client: openai.AsyncOpenAI, chat: Json, responses: Json) -> None:
+    kinds, completion = await stream_chat(client, chat)
+    message = completion.choices[0].message
+    assert message.content == WORDS
+    assert message.tool_calls[0].function.arguments == ARGUMENTS
+    assert {"content.delta", "content.done", "tool_calls.function.arguments.done"} <= kinds
+    assert completion.usage.completion_tokens > 40
+    response = await stream_response(client, responses)
+    assert response.output_text == WORDS
+    assert response.output[-1].arguments == ARGUMENTS
+    again = await client.responses.create(
+        model="policy", input="Go on.", previous_response_id=response.id
+    )
+    assert again.output_text == WORDS
+
+
 def test_case_15_openais_sdk_reads_chat_and_responses_with_its_own_helpers() -> None:
     async def main() -> None:
         async with open_case({"s0": witness(lambda text, seed: ANSWER)}) as case:
-            base = f"{case.rig.gateway.address}/e000001/v1"
-            async with openai.AsyncOpenAI(base_url=base, api_key="key-1", max_retries=0) as client:
-                body = case.harness(CHAT).body(stream=True)
-                del body["stream"]
-                async with client.chat.completions.stream(**body) as stream:
-                    kinds = [event.type async for event in stream]
-                    final = await stream.get_final_completion()
-                assert final.choices[0].message.content == WORDS
-                assert final.choices[0].message.tool_calls[0].function.arguments == ARGUMENTS
-                assert {"content.delta", "content.done"} <= set(kinds)
-                assert "tool_calls.function.arguments.done" in kinds
-                assert final.usage.completion_tokens > 40
-                body = case.harness(RESPONSES).body(stream=True)
-                del body["stream"]
-                async with client.responses.stream(**body) as stream:
-                    async for _ in stream:
-                        pass
-                    response = await stream.get_final_response()
-                assert response.output_text == WORDS
-                assert response.output[-1].arguments == ARGUMENTS
-                again = await client.responses.create(
-                    model="policy", input="Go on.", previous_response_id=response.id
-                )
-                assert again.output_text == WORDS
+            bodies = [for_helpers(case.harness(speaker)) for speaker in (CHAT, RESPONSES)]
+            async with case.rig.client() as client:
+                await use_openai(client, *bodies)
 
     asyncio.run(main())
+
+
+async def use_anthropic(client: anthropic.AsyncAnthropic, body: Json) -> None:
+    message = await stream_message(client, body)
+    thinking, text, call = message.content
+    assert (thinking.thinking, text.text) == (THOUGHT, WORDS)
+    assert call.input == json.loads(ARGUMENTS)
+    assert message.stop_reason == "tool_use"
+    del body["max_tokens"]
+    counted = await client.messages.count_tokens(**body)
+    assert counted.input_tokens == message.usage.input_tokens
+    models = await client.models.list()
+    assert [model.id for model in models.data] == ["policy"]
 
 
 def test_case_15_anthropics_sdk_accumulates_a_stream_with_its_own_helpers() -> None:
     async def main() -> None:
         async with open_case({"s0": witness(lambda text, seed: ANSWER)}) as case:
             base = f"{case.rig.gateway.address}/e000001"
-            async with anthropic.AsyncAnthropic(
-                base_url=base, api_key="key-1", max_retries=0
-            ) as client:
-                body = case.harness(MESSAGES).body(stream=True)
-                del body["stream"]
-                async with client.messages.stream(**body) as stream:
-                    async for _ in stream:
-                        pass
-                    message = await stream.get_final_message()
-                thinking, text, call = message.content
-                assert (thinking.thinking, text.text) == (THOUGHT, WORDS)
-                assert call.input == json.loads(ARGUMENTS)
-                assert message.stop_reason == "tool_use"
-                num_in = message.usage.input_tokens
-                del body["max_tokens"]
-                counted = await client.messages.count_tokens(**body)
-                assert counted.input_tokens == num_in
-                models = await client.models.list()
-                assert [model.id for model in models.data] == ["policy"]
+            body = for_helpers(case.harness(MESSAGES))
+            async with anthropic.AsyncAnthropic(base_url=base, api_key="key-1") as client:
+                await use_anthropic(client, body)
 
     asyncio.run(main())
 
