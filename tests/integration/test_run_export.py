@@ -31,8 +31,8 @@ def record_folder(folder: Path, records: list[TokenRecord]) -> Path:
     """The folder of a gateway on its own."""
 
     async def write() -> None:
-        with records_folder(folder, MODEL) as tokens:
-            writer = SegmentWriter(tokens)
+        with records_folder(folder, MODEL) as made:
+            writer = SegmentWriter(made.tokens)
             for record in records:
                 writer.append(record)
             await writer.close()

@@ -29,6 +29,7 @@ _DONE = b"[DONE]"
 _MIN_TEMPERATURE = 1e-5
 _MAX_TOP_K = 2**30
 _OK = 200
+_REFUSALS = (400, 413, 422)
 
 ReadEvent = Callable[[bytes], Chunk]
 """The new ids of one event, its finish and reason. Raises BoundaryError if it makes no sense."""
@@ -106,7 +107,8 @@ class _Call:
             failure = f"HTTP {status}: {self._refusal.decode(errors='replace')}"
         reason = failure or "the answer ended without saying how"
         is_theirs = status in (0, _OK) or status >= 500
-        self._end(Finish.ERROR, reason, trouble=reason if is_theirs else "")
+        finish = Finish.REFUSED if status in _REFUSALS else Finish.ERROR
+        self._end(finish, reason, trouble=reason if is_theirs else "")
 
     def stop(self, finish: Finish, reason: str = "", *, trouble: str = "") -> None:
         """End the stream here and cut the connection."""

@@ -20,11 +20,16 @@ from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import Span
 
 MAX_PARTS = 1000
+MAX_REFUSALS = 2
 CANCEL_GRACE_S = 10.0
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
 _MIN_LOGPROB = -1e30
 _MAX_LOGPROB = 1e-2  # rounding of what is 0
+
+
+class EngineRefused(Exception):
+    """Engines say that this request cannot be served; another try would be the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +104,7 @@ class Generation:
         self._on_continued = on_continued
         self._num_parts = 0
         self._num_failures = 0
+        self._num_refusals = 0
         self._stuck_since_s: float | None = None
         self._moved: tuple[str, str] | None = None
         self._is_done = False
@@ -108,7 +114,7 @@ class Generation:
         """New ids as they come, at times none; ends when the turn is over.
 
         A part that gave nothing counts as failed: the next one waits a little. Raises NoEngine
-        when it gives up.
+        when it gives up, EngineRefused when it is refused.
         """
         while self._num_left() > 0 and not self._is_done:
             seat = await self._next_seat()
@@ -132,6 +138,9 @@ class Generation:
             self._stuck_since_s = None
         if chunk.finish is None:
             return
+        self._num_refusals += chunk.finish is Finish.REFUSED
+        if self._num_refusals >= MAX_REFUSALS:
+            raise EngineRefused(f"{seat.engine_id}: {chunk.reason}")
         self._is_done = is_end or self._is_stopped()
         self.sampled.is_length = chunk.finish is Finish.LENGTH
         self._moved = self._moved or (seat.engine_id, chunk.reason or str(chunk.finish))

@@ -6,12 +6,13 @@ its first byte or reset after it; every admitted attempt is recorded exactly onc
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from opengyre.gateway.connection import ClientLeft, Connection
-from opengyre.gateway.continuation import Generation
+from opengyre.gateway.continuation import EngineRefused, Generation
 from opengyre.gateway.dialects.dialect import AnswerForm
 from opengyre.gateway.output import AnswerParser
 from opengyre.gateway.request import (
@@ -28,6 +29,8 @@ from opengyre.gateway.sessions import Session
 from opengyre.gateway.turns import Attempt
 from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
 
+log = logging.getLogger(__name__)
+
 RETRY_AFTER_S = 5
 _NO_REF = SegmentRef(segment=-1, offset_bytes=-1, crc32=0)
 _SSE = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
@@ -37,7 +40,8 @@ _JSON = "application/json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeParts:
     """What one exchange is made of. `num_retries`: the how-many-eth try
-    its client says this is; `keep` writes its record down; `now_s` is the run's clock;
+    its client says this is; `keep` writes its record down, or
+    tells that it could not; `now_s` is the run's clock;
     `token_bytes` tells a token's bytes."""
 
     session: Session
@@ -47,7 +51,7 @@ class ExchangeParts:
     generation: Generation
     parser: AnswerParser
     connection: Connection
-    keep: Callable[[TokenRecord], None]
+    keep: Callable[[TokenRecord], bool]
     now_s: Callable[[], float]
     token_bytes: Callable[[int], bytes]
     hold_comment_s: float
@@ -78,6 +82,11 @@ class Exchange:
     def is_same_call(self, call_key: bytes) -> bool:
         """True while its answer is not out and another call with this key may be a retry."""
         return not self._is_committed and self._parts.attempt.place.call_key == call_key
+
+    def yield_if_left(self) -> None:
+        """A client that is gone may come back with what it has seen."""
+        if not self._is_committed and self._connection.is_gone:
+            self._abandon()
 
     def yield_to_retry(self, num_retries: int) -> None:
         """Abandoned at once if its client is gone, or says that the other came after it."""
@@ -111,7 +120,11 @@ class Exchange:
         try:
             await self._generate()
         except NoEngine as error:
-            await self._give_up(error)
+            await self._give_up(Refusal(str(error), kind=RefusalKind.UNAVAILABLE))
+            return
+        except EngineRefused as error:
+            log.warning("%s is refused: %s", self._parts.attempt.name, error)
+            await self._give_up(Refusal(f"the engine refuses this request: {error}"))
             return
         pieces = self._parser.finish()
         answer = self._finished()
@@ -172,23 +185,27 @@ class Exchange:
                 await self._open_stream()
                 await self._connection.write(b": held\n\n")
 
-    async def _give_up(self, error: NoEngine) -> None:
+    async def _give_up(self, refusal: Refusal) -> None:
         self._has_given_up = True
         if self._connection.has_begun:
             await self._connection.reset()
         else:
-            self._refusal = Refusal(str(error), kind=RefusalKind.UNAVAILABLE)
+            self._refusal = refusal
 
     def _commit_if_written(self) -> None:
+        """What was written leaves with the next turn of the loop, so a record that the disk refuses
+        takes it back."""
         if self._connection.is_gone:
             raise ClientLeft
         self._is_committed = True
+        if not self._parts.keep(self._record()):
+            self._connection.abort()
+            raise ClientLeft
         self._parts.session.commit(
             self._parts.attempt,
             completion_ids=self._sampled.ids,
             message=self._parser.message(),
         )
-        self._parts.keep(self._record())
 
     def _settle(self) -> None:
         if not self._is_committed:

@@ -271,9 +271,10 @@ class Gateway:
     async def _admitted(self, asked: Asked) -> tuple[_Open, Exchange]:
         async with self._room_for(asked):
             incoming = await self._read(asked)
+            await self._settle_left(asked)
             session = self._session_of(asked).session
             place = await _off_loop(incoming.body, lambda: session.place(incoming))
-            await self._settle_retried(asked, place.call_key)
+            self._settle_retried(asked, place.call_key)
         await self._records.wait_room()
         one = self._session_of(asked)
         if len(one.running) >= MAX_RUNNING_PER_SESSION:
@@ -325,16 +326,22 @@ class Gateway:
             role=role_of(evidence, self._settings.labels),
         )
 
-    async def _settle_retried(self, asked: Asked, call_key: bytes) -> None:
-        """A retry may overtake the news that the client left its earlier attempt."""
-        one = self._open.get(asked.execution)
-        same = [e for e in one.running if e.is_same_call(call_key)] if one else []
-        if same:
-            await asyncio.sleep(0)
+    async def _settle_left(self, asked: Asked) -> None:
+        """A call may overtake the news that the client left an earlier one, of which it has kept
+        a part."""
+        if not (running := self._session_of(asked).running):
+            return
+        await asyncio.sleep(0)
+        for exchange in running:
+            exchange.yield_if_left()
+
+    def _settle_retried(self, asked: Asked, call_key: bytes) -> None:
+        """What the same call is a later try of is given up."""
         if asked.connection.is_gone:
             raise ClientLeft
-        for exchange in same:
-            exchange.yield_to_retry(_num_retries(asked.connection))
+        for exchange in self._session_of(asked).running:
+            if exchange.is_same_call(call_key):
+                exchange.yield_to_retry(_num_retries(asked.connection))
 
     def _exchange(
         self, one: _Open, attempt: Attempt, connection: Connection, form: AnswerForm

@@ -37,15 +37,16 @@ class RecordQueue:
             await self._synced.wait()
         self._check()
 
-    def append(self, record: TokenRecord) -> None:
-        """Write it. If the disk refuses, `run` raises it, and so do the two others."""
+    def append(self, record: TokenRecord) -> bool:
+        """Write it. False: the disk refuses, and `run`, `wait_room` and `drained` raise that."""
         try:
             ref = self._recorder.append(record)
         except BoundaryError as error:
             self._failure = self._failure or error
             self._queue.put_nowait(None)
-        else:
-            self._queue.put_nowait(msgspec.structs.replace(record.header, ref=ref))
+            return False
+        self._queue.put_nowait(msgspec.structs.replace(record.header, ref=ref))
+        return True
 
     async def drained(self) -> None:
         """Return when everything appended so far was told. Raises BoundaryError if it never

@@ -17,6 +17,7 @@ import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,10 @@ log = logging.getLogger(__name__)
 
 KIND = "opengyre gateway records"
 SCHEMA = 1
+CLOSED = "closed"
 MAX_SESSIONS = 100_000
 MIN_FREE_BYTES = 64 * 2**20
+UNSURE_S = 2.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -93,11 +96,11 @@ async def serve(
     fleet = await open_fleet(origins, kind=settings.kind, context_tokens=settings.context_tokens)
     totals = Totals()
     async with contextlib.AsyncExitStack() as stack:
-        tokens = stack.enter_context(records_folder(settings.out, settings.model))
-        known = await asyncio.to_thread(records_of, tokens)
-        recorder = SegmentWriter(tokens)
+        folder = stack.enter_context(records_folder(settings.out, settings.model))
+        known = await asyncio.to_thread(records_of, folder)
+        recorder = SegmentWriter(folder.tokens)
         stack.push_async_callback(recorder.close)
-        sessions = Sessions(fleet, known, key=settings.key, tokens=tokens)
+        sessions = Sessions(fleet, known, key=settings.key, tokens=folder.tokens)
         gateway = Gateway(
             GatewaySettings(
                 max_context_tokens=fleet.context_tokens,
@@ -160,11 +163,13 @@ class Sessions:
             raise Refusal("too many sessions", kind=RefusalKind.TOO_MANY)
         assert self.gateway is not None, "a call before the gateway was there"
         try:
-            records = [self._reader.read(ref) for ref in self._known.get(name, [])]
+            turns = self._known.get(name, [])
+            records = [self._reader.read(turn.ref) for turn in turns]
         except BoundaryError as error:
             raise Refusal(str(error), kind=RefusalKind.UNAVAILABLE) from error
         seed = zlib.crc32(name.encode())
-        earlier = Earlier(records=records)
+        num_unsure = sum(turn.is_unsure for turn in turns)
+        earlier = Earlier(records=records, num_undelivered=num_unsure)
         problems = self.gateway.open_session(
             name, self._key, self._fleet.route(name), seed=seed, earlier=earlier
         )
@@ -181,27 +186,49 @@ class Sessions:
         return sum(one.num_cancelled for one in counts)
 
 
-KnownTurns = dict[str, list[SegmentRef]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsFolder:
+    """`was_closed`: who wrote last ended in order, and every client had its answer."""
+
+    tokens: Path
+    was_closed: bool
 
 
-def records_of(tokens: Path) -> KnownTurns:
-    """Where the turns of each session lie in `tokens`, in the order they were written.
+@dataclass(slots=True, kw_only=True)
+class KnownTurn:
+    """Where a turn lies. `is_unsure`: it ended so near the end of a writer that was killed that
+    its client may never have had the answer."""
+
+    ref: SegmentRef
+    ended_s: float
+    is_unsure: bool = False
+
+
+KnownTurns = dict[str, list[KnownTurn]]
+
+
+def records_of(folder: RecordsFolder) -> KnownTurns:
+    """Where the turns of each session lie, in the order they were written.
 
     Blocks; what a writer that died left unsynced is synced first. Raises BoundaryError.
     """
-    segments = segment_numbers(tokens)
-    make_durable(tokens, segments)
-    reader = SegmentReader(tokens)
+    segments = segment_numbers(folder.tokens)
+    make_durable(folder.tokens, segments)
+    reader = SegmentReader(folder.tokens)
     known: KnownTurns = {}
     for segment in segments:
-        for record in reader.scan(segment):
-            known.setdefault(record.header.execution, []).append(record.header.ref)
+        for header in reader.scan_headers(segment):
+            turn = KnownTurn(ref=header.ref, ended_s=header.ended_s)
+            known.setdefault(header.execution, []).append(turn)
+    last_s = max((turn.ended_s for turns in known.values() for turn in turns), default=0.0)
+    for turn in chain.from_iterable(known.values()):
+        turn.is_unsure = not folder.was_closed and turn.ended_s > last_s - UNSURE_S
     return known
 
 
 @contextlib.contextmanager
-def records_folder(path: Path, model: Path) -> Iterator[Path]:
-    """The token folder below `path`, made if it is not there, locked while inside.
+def records_folder(path: Path, model: Path) -> Iterator[RecordsFolder]:
+    """The folder at `path`, made if it is not there, locked while inside.
 
     Raises ConfigError for a folder of another kind or tokenizer, or one that is written to.
     """
@@ -217,9 +244,13 @@ def records_folder(path: Path, model: Path) -> Iterator[Path]:
             tokens.mkdir(parents=True, exist_ok=True)
             check_free_space(path, MIN_FREE_BYTES)
             write_json(path / "config.json", manifest)
-        with (path / "lock").open("w") as lock:
+        with (path / "lock").open("a+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield tokens
+            lock.seek(0)
+            was_closed = lock.read() == CLOSED
+            lock.truncate(0)
+            yield RecordsFolder(tokens=tokens, was_closed=was_closed)
+            lock.write(CLOSED)
     except BlockingIOError as error:
         raise ConfigError(f"{path}: another gyre gateway records into it") from error
     except OSError as error:

@@ -18,6 +18,7 @@ class Finish(StrEnum):
     FROZEN = "frozen"
     CANCELLED = "cancelled"
     ERROR = "error"
+    REFUSED = "refused"
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +40,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled ids with their logprobs (same length), all of one policy_version.
 
-    A stop id that was sampled is in `ids`. `reason` is words, set with Finish.ERROR.
+    A stop id that was sampled is in `ids`. `reason` is words, set with Finish.ERROR, after which
+    another try may succeed, and with REFUSED: the request itself is what the engine cannot serve.
     """
 
     ids: list[int] = []

@@ -1,8 +1,9 @@
 """Running an agent program: what is launched, under which limits, and how it ended.
 
 Implementations of Sandbox: Landlock, and `none` (refused unless the user insists). Of Harness:
-whatever a profile describes (harness.profiles). Must not know: models, groups, verdicts. Invariants: every launch
-gets exactly one LaunchResult, and when it is there no process of the launch is left.
+whatever a profile describes (harness.profiles). Must not know: models, groups, verdicts.
+Invariants: every launch gets exactly one LaunchResult, and when it is there no process of the
+launch is left.
 """
 
 import asyncio
