@@ -334,3 +334,22 @@ def test_more_tokens_than_were_asked_for_end_the_answer_at_its_budget() -> None:
             assert len(record.completion_ids) == len(record.logprobs) == 9
 
     asyncio.run(main())
+
+
+class RefusingEngine(CutEngine):
+    """Says that it cannot serve what it is asked."""
+
+    async def submit(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        self.requests.append(request)
+        yield Chunk(finish=Finish.REFUSED, reason="HTTP 400: no such thing")
+
+
+def test_what_engines_refuse_for_good_is_refused_at_once_with_their_words() -> None:
+    async def main() -> None:
+        engine: Any = RefusingEngine(scripted(lambda text, seed: ANSWER), num_tokens=0)
+        async with open_rig({"s0": engine}) as rig, rig.client() as client:
+            with pytest.raises(openai.BadRequestError, match="no such thing"):
+                await client.chat.completions.create(model="m", messages=HELLO)
+            assert len(engine.requests) == 2
+
+    asyncio.run(main())

@@ -60,7 +60,7 @@ class Surface:
     `count_tokens` tells the length of its prompt; both may raise Refusal.
     """
 
-    is_allowed: Callable[[str, list[str]], bool]
+    is_allowed: Callable[[str, list[str]], Awaitable[bool]]
     complete: Callable[[Asked], Awaitable[None]]
     count_tokens: Callable[[Asked], Awaitable[int]]
     model: str
@@ -98,7 +98,7 @@ class GatewayApp:
     ) -> None:
         if method == "HEAD" and target.operation is _Operation.UNKNOWN:
             raise Refusal("nothing here", kind=RefusalKind.NOT_FOUND)
-        if not self._surface.is_allowed(target.execution, _keys_sent(connection)):
+        if not await self._surface.is_allowed(target.execution, _keys_sent(connection)):
             raise Refusal("unknown execution or wrong API key", kind=RefusalKind.UNAUTHORIZED)
         asked = Asked(execution=target.execution, dialect=dialect, connection=connection)
         match method, target.operation:

@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from opengyre.gateway.body import MAX_BODY_BYTES
 from opengyre.gateway.request import Refusal
@@ -27,41 +26,6 @@ _ORDERLY_CLOSE = struct.pack("ii", 0, 0)
 
 class ClientLeft(Exception):
     """The client closed its connection before its answer was complete."""
-
-
-class _Gathering:
-    """A transport whose writes of one turn of the loop leave in one call to the kernel, which
-    costs more than making an event does. Everything else is the transport's own."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._parts: list[bytes] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if not self._parts:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._parts.append(data)
-
-    def flush(self) -> None:
-        data, self._parts = b"".join(self._parts), []
-        if data and not self._transport.is_closing():
-            self._transport.write(data)
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-
-class TransportProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1, which also tells the app its transport (in the scope's state)."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        gathering: Any = _Gathering(transport)
-        self.app_state = {**self.app_state, "transport": gathering}
-        super().connection_made(gathering)
 
 
 class Connection:

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -66,26 +66,27 @@ class GatewaySettings:
     port: int = 0
     hold_comment_s: float = 8.0
     hold_max_s: float = 240.0
+    head_timeout_s: float = 30.0
     sock: socket.socket | None = None
     model: str = "policy"
     defaults: SamplingDefaults = SamplingDefaults()
     labels: tuple[LabelRule, ...] = ()
 
 
-def _ignore(execution: str, keys: list[str]) -> None:
+async def _ignore(execution: str, keys: list[str]) -> None:
     """Nobody opens sessions on demand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayEvents:
     """Called on the event loop, must not block. `on_hold(execution, started)` tells the first
-    held request of an execution and the end of the last one. `on_unknown(execution, keys)`: a
-    call of no open session came with these keys; it may open one."""
+    held request of an execution and the end of the last one. `on_unknown(execution, keys)` is
+    waited for: a call of no open session came with these keys; it may open one."""
 
     on_turn: Callable[[TurnRecord], None]
     on_hold: Callable[[str, bool], None]
     on_continued: Callable[[Continued], None]
-    on_unknown: Callable[[str, list[str]], None] = _ignore
+    on_unknown: Callable[[str, list[str]], Awaitable[None]] = _ignore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +146,11 @@ class Gateway:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             worker = tasks.create_task(self._records.run())
             stack.callback(worker.cancel)
-            await stack.enter_async_context(serve_gateway(GatewayApp(surface), sock))
+            await stack.enter_async_context(
+                serve_gateway(
+                    GatewayApp(surface), sock, head_timeout_s=self._settings.head_timeout_s
+                )
+            )
             stack.push_async_callback(self._close_all)
             self._stack = stack.pop_all()
         return self
@@ -179,17 +184,26 @@ class Gateway:
         The session goes on from what is known of `earlier`; returns one line for each record of
         it that could not be restored.
         """
-        if execution in self._open:
-            raise ValueError(f"{execution} has an open session")
+        session, problems = self.restored(execution, earlier)
+        self.open_restored(session, key, engine_id, seed=seed)
+        return problems
+
+    def restored(self, execution: str, earlier: Earlier) -> tuple[Session, list[str]]:
+        """A session that is not open yet; may take long, and may run in another thread."""
         session = Session(
             execution=execution,
             renderer=self._renderer,
             max_context_tokens=self._engine_tokens,
         )
-        problems = restore_session(session, earlier)
-        self._open[execution] = _Open(session=session, key=key, seed=seed)
-        self._routing.set_routes({execution: engine_id})
-        return problems
+        return session, restore_session(session, earlier)
+
+    def open_restored(self, session: Session, key: str, engine_id: str, *, seed: int) -> None:
+        """Raises ValueError if its execution has an open session."""
+        if session.execution in self._open:
+            raise ValueError(f"{session.execution} has an open session")
+        session.max_context_tokens = self._engine_tokens
+        self._open[session.execution] = _Open(session=session, key=key, seed=seed)
+        self._routing.set_routes({session.execution: engine_id})
 
     async def close_session(self, execution: str) -> SessionCounts:
         """Revoke the key, cut its clients off, cancel at the engines, tell every turn.
@@ -251,9 +265,9 @@ class Gateway:
 
     # ---- one call
 
-    def _is_allowed(self, execution: str, keys: list[str]) -> bool:
+    async def _is_allowed(self, execution: str, keys: list[str]) -> bool:
         if execution not in self._open:
-            self._events.on_unknown(execution, keys)
+            await self._events.on_unknown(execution, keys)
         one = self._open.get(execution)
         known = (one.key if one else _NO_KEY).encode()
         is_same = [hmac.compare_digest(key.encode(), known) for key in keys]

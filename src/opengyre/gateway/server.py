@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from starlette.types import ASGIApp
 from uvicorn import Config, Server
 
-from opengyre.gateway.connection import TransportProtocol
+from opengyre.gateway.protocol import protocol_of_a_server
 from opengyre.seams.errors import ConfigError
 
 BACKLOG = 2048
@@ -44,11 +44,14 @@ class _Server(Server):
 
 
 @asynccontextmanager
-async def serve_gateway(app: ASGIApp, sock: socket.socket) -> AsyncIterator[None]:
-    """Serve on the bound socket while inside, then close it."""
+async def serve_gateway(
+    app: ASGIApp, sock: socket.socket, *, head_timeout_s: float
+) -> AsyncIterator[None]:
+    """Serve on the bound socket while inside, then close it. `head_timeout_s`: the longest that a
+    connection may take over the head of a request."""
     config = Config(
         app,
-        http=TransportProtocol,
+        http=protocol_of_a_server(head_timeout_s=head_timeout_s),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -22,6 +22,7 @@ from opengyre.config.load import parse_resolved
 from opengyre.config.root import RunConfig
 from opengyre.gateway.continuation import Continued
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings, SamplingDefaults
+from opengyre.gateway.protocol import raise_file_limit
 from opengyre.gateway.rendering import load_renderer
 from opengyre.gateway.restoring import Earlier
 from opengyre.runtime import messages as m
@@ -265,4 +266,5 @@ async def main(address: str, child: Child, *, build: BuildGateway = build_gatewa
 
 if __name__ == "__main__":
     gc.freeze()  # the modules stay: later collections need not go over them, in mid-stream
+    raise_file_limit()
     run_child(main)

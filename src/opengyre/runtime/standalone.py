@@ -26,9 +26,11 @@ from opengyre.engines.http_stream import parse_origin
 from opengyre.engines.probe import EngineKind
 from opengyre.gateway.continuation import Continued
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
+from opengyre.gateway.protocol import raise_file_limit
 from opengyre.gateway.rendering import load_renderer
 from opengyre.gateway.request import Refusal, RefusalKind
-from opengyre.gateway.restoring import Earlier
+from opengyre.gateway.restoring import NOTHING_EARLIER, Earlier
+from opengyre.gateway.sessions import Session
 from opengyre.runtime.engine_fleet import EngineFleet, open_fleet
 from opengyre.runtime.label_rules import label_rules
 from opengyre.seams.errors import BoundaryError, ConfigError
@@ -90,6 +92,7 @@ async def serve(
 ) -> Totals:
     """Record until `until` is set. Raises ConfigError for what cannot work, before anything is
     written; BoundaryError when records cannot be written."""
+    raise_file_limit()
     renderer = load_renderer(settings.model, allow_rerender=settings.allow_rerender)
     labels = label_rules(load_profile(settings.profile)) if settings.profile else ()
     origins = [parse_origin(url, api_key=settings.engine_key) for url in settings.engines]
@@ -148,9 +151,10 @@ class Sessions:
         self._known = known
         self._key = key
         self._reader = SegmentReader(tokens)
+        self._opening: dict[str, asyncio.Lock] = {}
         self._is_closed = False
 
-    def open_unknown(self, name: str, keys: list[str]) -> None:
+    async def open_unknown(self, name: str, keys: list[str]) -> None:
         """Raises Refusal to the holder of the key if it cannot be; tells others nothing."""
         is_key = [hmac.compare_digest(one.encode(), self._key.encode()) for one in keys]
         if not any(is_key) or self._is_closed:
@@ -161,22 +165,34 @@ class Sessions:
             )
         if len(self.names) >= MAX_SESSIONS:
             raise Refusal("too many sessions", kind=RefusalKind.TOO_MANY)
+        async with self._opening.setdefault(name, asyncio.Lock()):
+            if name not in self.names and not self._is_closed:
+                await self._open(name)
+
+    async def _open(self, name: str) -> None:
+        """What lies on disk of it is read and restored while others are served."""
         assert self.gateway is not None, "a call before the gateway was there"
+        if name in self._known:
+            session = await asyncio.to_thread(self._restored, name, self.gateway)
+        else:
+            session, _ = self.gateway.restored(name, NOTHING_EARLIER)
+        seed = zlib.crc32(name.encode())
+        self.gateway.open_restored(session, self._key, self._fleet.route(name), seed=seed)
+        self._known.pop(name, None)
+        self.names.append(name)
+
+    def _restored(self, name: str, gateway: Gateway) -> Session:
+        turns = self._known[name]
         try:
-            turns = self._known.get(name, [])
             records = [self._reader.read(turn.ref) for turn in turns]
         except BoundaryError as error:
             raise Refusal(str(error), kind=RefusalKind.UNAVAILABLE) from error
-        seed = zlib.crc32(name.encode())
         num_unsure = sum(turn.is_unsure for turn in turns)
         earlier = Earlier(records=records, num_undelivered=num_unsure)
-        problems = self.gateway.open_session(
-            name, self._key, self._fleet.route(name), seed=seed, earlier=earlier
-        )
+        session, problems = gateway.restored(name, earlier)
         for problem in problems:
             log.warning("%s: %s", name, problem)
-        self._known.pop(name, None)
-        self.names.append(name)
+        return session
 
     async def close(self) -> int:
         """End all; the number of requests that were cut."""
