@@ -22,7 +22,7 @@ from opengyre.gateway.body import decode_object
 from opengyre.gateway.delta import body_delta, restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.history import Keys
-from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.gateway.restoring import Earlier, restore_session
 from opengyre.gateway.sessions import Session
 from opengyre.seams.records import TokenRecord

@@ -20,9 +20,9 @@ from opengyre.gateway.dialects.dialect import Dialect
 from opengyre.gateway.dialects.openai_chat import OpenAIChat
 from opengyre.gateway.dialects.openai_responses import OpenAIResponses
 from opengyre.gateway.history import Keys, call_key
-from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.rendering.renderer import load_renderer
+from opengyre.gateway.rendering.tokenizer import TokenizerAdapter, read_tokenizer
 from opengyre.gateway.request import Call, Message, Role
-from opengyre.gateway.tokenizer import TokenizerAdapter, read_tokenizer
 
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "quickstart" / "model"
 NEW_TEXT_CHARS = 8_000

@@ -1,7 +1,7 @@
 """The page of supported model families, `docs/families.md`.
 
-Owns: its text, made of the table in `gateway/families.py` and of what each renderer asks its
-tokenizer for. Must not know: how answers are read. Run: `python -m checks.families` to write it.
+Owns: its text, made of the table in `gateway/rendering/families.py` and of what each renderer asks
+its tokenizer for. Must not know: how answers are read. Written by `python -m checks.families`.
 """
 
 import sys
@@ -12,8 +12,8 @@ import renderers
 from renderers.configs import config_from_name
 from tokenizers import Tokenizer
 
-from opengyre.gateway.families import FAMILIES, LEFT_OUT, Family
-from opengyre.gateway.tokenizer import TokenizerAdapter
+from opengyre.gateway.rendering.families import FAMILIES, LEFT_OUT, Family
+from opengyre.gateway.rendering.tokenizer import TokenizerAdapter
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "families.md"

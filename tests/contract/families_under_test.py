@@ -10,9 +10,9 @@ from renderers.configs import config_from_name
 from tokenizers import AddedToken, Tokenizer
 
 from checks.families import VOCABULARY, AskedFor, renderer_class
-from opengyre.gateway.families import FAMILIES, Family
-from opengyre.gateway.rendering import ModelRenderer, make_renderer
-from opengyre.gateway.tokenizer import TokenizerAdapter
+from opengyre.gateway.rendering.families import FAMILIES, Family
+from opengyre.gateway.rendering.renderer import ModelRenderer, make_renderer
+from opengyre.gateway.rendering.tokenizer import TokenizerAdapter
 
 NAMES = [family.name for family in FAMILIES]
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from opengyre.gateway.families import Stream
-from opengyre.gateway.output import AnswerParser
+from opengyre.gateway.rendering.families import Stream
+from opengyre.gateway.rendering.output import AnswerParser
 from opengyre.gateway.request import (
     Call,
     CallEnd,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.gateway.request import Call, Message, Refusal, Role
 from opengyre.seams.errors import ConfigError
 
@@ -76,7 +76,7 @@ def test_rendering_anew_needs_a_chat_template(tmp_path: Path) -> None:
 def test_a_known_family_is_read_without_transformers() -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from opengyre.gateway.rendering import load_renderer\n"
+        "from opengyre.gateway.rendering.renderer import load_renderer\n"
         "load_renderer(Path(sys.argv[1]), allow_rerender=True)\n"
         "print('transformers' in sys.modules)"
     )

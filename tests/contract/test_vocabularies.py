@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from opengyre.gateway.detokenize import TextDecoder, token_bytes
+from opengyre.gateway.rendering.detokenize import TextDecoder, token_bytes
 from opengyre.seams.errors import ConfigError
 
 NUM_RANKS = 151_643

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from opengyre.runtime.scripted_solver import CALL, TURN, offered_tools, shell_tool
+from opengyre.runtime.trying.solver import CALL, TURN, offered_tools, shell_tool
 
 AGENT_TOOLS = ("Agent", "Task", "agent", "spawn_agent")
 SUB_PROMPT = "Write the word sub into the file out."

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from opengyre.runtime.scripted_solver import COMMAND_KEYS, SHELL_WORDS, SUBMIT
+from opengyre.runtime.trying.solver import COMMAND_KEYS, SHELL_WORDS, SUBMIT
 
 LAST_WORDS = "All lines are there."
 SPOKEN = "I go on with the next line."

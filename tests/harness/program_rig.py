@@ -17,12 +17,12 @@ from wire_proxy import Seen, WireProxy
 from opengyre.config.harness_profile import HarnessProfile, load_profile
 from opengyre.engines.scripted import ScriptedConfig, text_policy
 from opengyre.gateway.gateway import Gateway
-from opengyre.gateway.tokenizer import TokenizerAdapter
+from opengyre.gateway.rendering.tokenizer import TokenizerAdapter
 from opengyre.harness.programs import find_program
-from opengyre.runtime.byte_model import byte_tokenizer, write_byte_model
-from opengyre.runtime.example_task import write_example_task
-from opengyre.runtime.scripted_solver import ScriptedSolver
-from opengyre.runtime.try_harness import Played, Stage, StageSettings, open_stage, play
+from opengyre.runtime.trying.byte_model import byte_tokenizer, write_byte_model
+from opengyre.runtime.trying.example_task import write_example_task
+from opengyre.runtime.trying.execution import Played, Stage, StageSettings, open_stage, play
+from opengyre.runtime.trying.solver import ScriptedSolver
 from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import Ending, Limits
 from opengyre.seams.records import TokenRecord, TurnRecord

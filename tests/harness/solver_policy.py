@@ -5,8 +5,8 @@ Which one it is in, it reads off the workspace's path in the prompt; group membe
 
 import re
 
-from opengyre.runtime.example_task import SOLUTION
-from opengyre.runtime.scripted_solver import ScriptedSolver
+from opengyre.runtime.trying.example_task import SOLUTION
+from opengyre.runtime.trying.solver import ScriptedSolver
 
 SOLVES = ScriptedSolver(commands=("ls -l", SOLUTION), thinking="I add them up.")
 LOOKS = ScriptedSolver(commands=("ls -l", "cat numbers"), thinking="I do not add them up.")

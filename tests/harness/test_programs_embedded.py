@@ -18,9 +18,9 @@ from wire_proxy import WireProxy
 
 from opengyre.config.harness_profile import HarnessProfile, HomeFile
 from opengyre.harness.programs import find_program
-from opengyre.runtime.example_task import write_example_task
-from opengyre.runtime.try_engine import embedded_try_engine
-from opengyre.runtime.try_harness import StageSettings, open_stage, play
+from opengyre.runtime.trying.engine import embedded_try_engine
+from opengyre.runtime.trying.example_task import write_example_task
+from opengyre.runtime.trying.execution import StageSettings, open_stage, play
 from opengyre.seams.engine import Chunk, Engine, EngineCaps, GenerateRequest
 from opengyre.seams.harness import Limits
 from opengyre.tasks.harbor import load_task

@@ -13,7 +13,7 @@ from drawn_pairs import PROGRAMS, pairs
 from program_rig import LINES, Live, Outcome, Scene, profile_of
 from struck_engine import Point, Strike, StruckEngine
 
-from opengyre.runtime.try_harness import EXECUTION
+from opengyre.runtime.trying.execution import EXECUTION
 from opengyre.seams.engine import Finish
 
 pytestmark = pytest.mark.timeout(200)

@@ -12,7 +12,7 @@ import pytest
 from drawn_pairs import PROGRAMS
 from program_rig import Scene, profile_of
 
-from opengyre.runtime.scripted_solver import CALL, SUBMIT, TURN, shell_tool
+from opengyre.runtime.trying.solver import CALL, SUBMIT, TURN, shell_tool
 
 pytestmark = pytest.mark.timeout(200)
 

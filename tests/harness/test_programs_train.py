@@ -7,7 +7,7 @@ from program_rig import profile_of
 from run_rig import drive
 
 from opengyre.control import facts as f
-from opengyre.runtime.example_task import write_example_task
+from opengyre.runtime.trying.example_task import write_example_task
 from opengyre.store.observations import StepReport, TurnRecorded
 from opengyre.store.run_folder import open_run_folder
 from opengyre.views.verify import verify_run

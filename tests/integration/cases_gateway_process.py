@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from opengyre.engines.scripted import ScriptedConfig, ScriptedEngine, text_policy
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
-from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.gateway.restoring import Earlier
 from opengyre.seams.records import TokenRecord
 from opengyre.store.segments import SegmentReader, SegmentWriter, segment_numbers

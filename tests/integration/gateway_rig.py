@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from opengyre.engines.scripted import Respond, ScriptedConfig, ScriptedEngine, text_policy
 from opengyre.gateway.continuation import Continued
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
-from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.seams.engine import Chunk, Engine, EngineCaps, Finish, GenerateRequest
 from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from opengyre.cli.errors import ExitCode
 from opengyre.cli.main import app
 from opengyre.harness.profiles import stage_agent
-from opengyre.runtime.example_task import write_example_task
+from opengyre.runtime.trying.example_task import write_example_task
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
 gyre = CliRunner()

@@ -9,6 +9,14 @@ from gateway_rig import open_rig, scripted
 NUM_FILES = 200
 
 
+async def end_of(reader: asyncio.StreamReader) -> bytes:
+    """What still comes, whether the end is a reset or not."""
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
 def test_the_longest_silent_connection_makes_room_for_those_that_speak() -> None:
     async def main() -> None:
         async with open_rig({"s0": scripted(lambda text, seed: "hi")}) as rig:
@@ -18,7 +26,7 @@ def test_the_longest_silent_connection_makes_room_for_those_that_speak() -> None
             _, half = silent[-1]
             half.write(b"POST /e000001/v1/models HTTP/1.1\r\nhost:")
             async with asyncio.timeout(5):
-                assert await first.read() == b""
+                assert await end_of(first) == b""
             async with httpx.AsyncClient() as client:
                 answer = await client.get(
                     f"{rig.gateway.address}/e000001/v1/models",
@@ -45,10 +53,7 @@ def test_a_connection_without_a_whole_head_is_closed_in_time() -> None:
                 reader, writer = await asyncio.open_connection(*address)
                 writer.write(begun)
                 async with asyncio.timeout(5):
-                    try:
-                        assert await reader.read() == b""
-                    except ConnectionResetError:
-                        continue
+                    assert await end_of(reader) == b""
                 writer.close()
 
     asyncio.run(main())

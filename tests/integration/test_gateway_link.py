@@ -9,7 +9,7 @@ from gateway_rig import MODEL, scripted, until
 
 from opengyre.gateway.continuation import Continued
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
-from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.seams.records import TurnRecord
 from opengyre.store.segments import SegmentReader, SegmentWriter
 from opengyre.transport.engine_link import EngineServer, RemoteEngine

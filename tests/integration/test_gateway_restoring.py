@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from opengyre.gateway.body import decode_object
 from opengyre.gateway.delta import body_delta
 from opengyre.gateway.dialects.registry import DIALECTS
-from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.gateway.request import Answer, Message, Refusal, Role, Usage
 from opengyre.gateway.restoring import Earlier, restore_session
 from opengyre.gateway.sessions import Session

@@ -25,7 +25,7 @@ from opengyre.cli.main import app
 from opengyre.engines.letters import letters, letters_policy
 from opengyre.engines.scripted import ScriptedConfig, ScriptedEngine
 from opengyre.engines.token_server import ALL_WIRES, TokenServer
-from opengyre.runtime.standalone import Ready, StandaloneSettings, Totals, serve
+from opengyre.runtime.recording.standalone import Ready, StandaloneSettings, Totals, serve
 from opengyre.seams.engine import GenerateRequest
 from opengyre.seams.records import TokenRecord
 from opengyre.store.segments import SegmentReader, segment_numbers

@@ -17,9 +17,9 @@ from run_rig import Driven, drive, make_trails
 from typer.testing import CliRunner
 
 from opengyre.cli.main import app
-from opengyre.runtime.export import rows_of
-from opengyre.runtime.recorded import open_recorded
-from opengyre.runtime.standalone import records_folder
+from opengyre.runtime.exporting.recorded import open_recorded
+from opengyre.runtime.exporting.rows import rows_of
+from opengyre.runtime.recording.standalone import records_folder
 from opengyre.seams.records import TokenRecord
 from opengyre.store.observations import MicroStepDone, StepReport
 from opengyre.store.segments import SegmentReader, SegmentWriter

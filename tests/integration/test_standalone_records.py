@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from opengyre.runtime.standalone import KnownTurns, records_folder, records_of
+from opengyre.runtime.recording.standalone import KnownTurns, records_folder, records_of
 from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
 from opengyre.store.segments import SegmentWriter
 

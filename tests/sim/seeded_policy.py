@@ -12,8 +12,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from opengyre.engines.scripted import Respond, text_policy
-from opengyre.gateway.rendering import ModelRenderer, load_renderer
-from opengyre.gateway.tokenizer import TokenizerAdapter
+from opengyre.gateway.rendering.renderer import ModelRenderer, load_renderer
+from opengyre.gateway.rendering.tokenizer import TokenizerAdapter
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
 END_OF_TURN = "<|im_end|>"

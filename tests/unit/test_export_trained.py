@@ -5,7 +5,7 @@ from array import array
 
 from opengyre.gateway.request import Message, Role
 from opengyre.gateway.turns import Node, full_ids
-from opengyre.runtime.export_trained import trained_ranges
+from opengyre.runtime.exporting.trained import trained_ranges
 from opengyre.store.observations import PathDigest
 
 

@@ -8,7 +8,7 @@ import pytest
 from anthropic.types import ContentBlockParam, message_create_params
 from anthropic.types.beta import BetaContentBlockParam
 from anthropic.types.beta import message_create_params as beta_create_params
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from opengyre.gateway.dialects.anthropic import DIALECT
@@ -176,6 +176,7 @@ BODIES = st.fixed_dictionaries(
 
 @settings(max_examples=60)
 @given(BODIES)
+@example({"messages": [{"role": "system"}]})
 def test_any_body_is_read_or_refused(body: dict[str, Any]) -> None:
     refusal = refusal_of(body)
     if refusal is not None:

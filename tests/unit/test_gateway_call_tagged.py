@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opengyre.gateway.call_tagged import TaggedCall, read_tagged
-from opengyre.gateway.families import FAMILIES, Tags
+from opengyre.gateway.rendering.call_tagged import TaggedCall, read_tagged
+from opengyre.gateway.rendering.families import FAMILIES, Tags
 
 PROPERTIES = {
     "text": {"type": "string"},

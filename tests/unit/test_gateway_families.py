@@ -8,9 +8,9 @@ import pytest
 import renderers.base
 
 from checks.families import PAGE, page
-from opengyre.gateway.families import FAMILIES, LEFT_OUT, find_family
-from opengyre.gateway.rendering import load_renderer
-from opengyre.gateway.tokenizer import read_chat_template
+from opengyre.gateway.rendering.families import FAMILIES, LEFT_OUT, find_family
+from opengyre.gateway.rendering.renderer import load_renderer
+from opengyre.gateway.rendering.tokenizer import read_chat_template
 from opengyre.seams.errors import ConfigError
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"

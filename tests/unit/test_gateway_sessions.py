@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from opengyre.gateway.delta import restore_body
 from opengyre.gateway.history import Keys, is_same_reasoning
-from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.gateway.request import Call, Message, Refusal, Request, Role
 from opengyre.gateway.sessions import Session
 from opengyre.gateway.turns import Attempt, ForkReason, Incoming, Node, full_ids

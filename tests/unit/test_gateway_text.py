@@ -15,12 +15,14 @@ from renderers.configs import Qwen3RendererConfig
 from renderers.qwen3 import Qwen3Renderer
 from tokenizers import Tokenizer
 
-from opengyre.gateway.call_headed import HeadedCall
-from opengyre.gateway.call_json import JsonCall
-from opengyre.gateway.detokenize import TextDecoder, token_bytes
-from opengyre.gateway.families import Headed
-from opengyre.gateway.output import AnswerParser
-from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.rendering.call_headed import HeadedCall
+from opengyre.gateway.rendering.call_json import JsonCall
+from opengyre.gateway.rendering.detokenize import TextDecoder, token_bytes
+from opengyre.gateway.rendering.families import Headed
+from opengyre.gateway.rendering.output import AnswerParser
+from opengyre.gateway.rendering.renderer import load_renderer
+from opengyre.gateway.rendering.tokenizer import TokenizerAdapter
+from opengyre.gateway.rendering.visible import VisibleText
 from opengyre.gateway.request import (
     Call,
     CallEnd,
@@ -32,8 +34,6 @@ from opengyre.gateway.request import (
     Role,
     TextPiece,
 )
-from opengyre.gateway.tokenizer import TokenizerAdapter
-from opengyre.gateway.visible import VisibleText
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
 TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))

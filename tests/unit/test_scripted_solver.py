@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from opengyre.runtime.scripted_solver import ScriptedSolver, shell_tool
+from opengyre.runtime.trying.solver import ScriptedSolver, shell_tool
 
 
 def tool(name: str, required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:

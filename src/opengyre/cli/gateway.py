@@ -14,7 +14,7 @@ from opengyre.cli.errors import ExitCode
 from opengyre.cli.options import command_of
 
 if TYPE_CHECKING:
-    from opengyre.runtime.standalone import Ready, StandaloneSettings, Totals
+    from opengyre.runtime.recording.standalone import Ready, StandaloneSettings, Totals
 
 KINDS = ("auto", "vllm", "sglang")
 
@@ -83,7 +83,7 @@ def _settings(options: GatewayOptions) -> "StandaloneSettings":
     import secrets
 
     from opengyre.engines.probe import EngineKind
-    from opengyre.runtime.standalone import StandaloneSettings
+    from opengyre.runtime.recording.standalone import StandaloneSettings
     from opengyre.seams.errors import ConfigError
 
     if options.kind not in KINDS:
@@ -112,7 +112,7 @@ async def _serve(settings: "StandaloneSettings", options: GatewayOptions) -> "To
     import asyncio
     import signal
 
-    from opengyre.runtime.standalone import serve
+    from opengyre.runtime.recording.standalone import serve
     from opengyre.seams.errors import BoundaryError, ConfigError, leaves
 
     until = asyncio.Event()

@@ -14,7 +14,7 @@ from opengyre.cli.errors import ExitCode, GyreGroup
 from opengyre.cli.options import command_of
 
 if TYPE_CHECKING:
-    from opengyre.runtime.try_report import TryReport
+    from opengyre.runtime.trying.report import TryReport
 
 app = typer.Typer(
     cls=GyreGroup,
@@ -92,7 +92,7 @@ def _try(options: TryOptions) -> None:
     """Run one execution of a harness in its sandbox, on a task, and say whether all is well."""
     import asyncio
 
-    from opengyre.runtime.try_run import TryAsked, try_harness
+    from opengyre.runtime.trying.run import TryAsked, try_harness
 
     asked = TryAsked(
         harness=options.name,

@@ -14,7 +14,7 @@ import typer
 from opengyre.cli.errors import ExitCode
 
 if TYPE_CHECKING:
-    from opengyre.runtime.recorded import ExportTotals
+    from opengyre.runtime.exporting.recorded import ExportTotals
 
 MAX_TOLD = 20
 
@@ -40,9 +40,9 @@ def export(
     ] = False,
 ) -> None:
     """Write one row for each recorded attempt of a turn; exit 1 if something was damaged."""
-    from opengyre.runtime.export import rows_of
-    from opengyre.runtime.export_files import ExportFormat, write_rows
-    from opengyre.runtime.recorded import open_recorded
+    from opengyre.runtime.exporting.files import ExportFormat, write_rows
+    from opengyre.runtime.exporting.recorded import open_recorded
+    from opengyre.runtime.exporting.rows import rows_of
     from opengyre.seams.errors import ConfigError
 
     known = [one.value for one in ExportFormat]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from opengyre.gateway.connection import ClientLeft, Connection
 from opengyre.gateway.continuation import EngineRefused, Generation
 from opengyre.gateway.dialects.dialect import AnswerForm
-from opengyre.gateway.output import AnswerParser
+from opengyre.gateway.rendering.output import AnswerParser
 from opengyre.gateway.request import (
     Answer,
     Ending,

@@ -24,7 +24,7 @@ from opengyre.gateway.dialects.dialect import AnswerForm
 from opengyre.gateway.exchange import Exchange, ExchangeParts
 from opengyre.gateway.labels import Evidence, LabelRule, role_of
 from opengyre.gateway.recording import RecordQueue
-from opengyre.gateway.rendering import ModelRenderer
+from opengyre.gateway.rendering.renderer import ModelRenderer
 from opengyre.gateway.request import Refusal, RefusalKind, Sampling
 from opengyre.gateway.restoring import NOTHING_EARLIER, Earlier, restore_session
 from opengyre.gateway.room import NoRoom, Room

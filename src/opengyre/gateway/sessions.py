@@ -19,8 +19,8 @@ from opengyre.gateway.body import decode_object
 from opengyre.gateway.delta import body_delta, restore_body
 from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.history import Keys, call_key, is_same_reasoning
-from opengyre.gateway.output import AnswerParser
-from opengyre.gateway.rendering import ModelRenderer
+from opengyre.gateway.rendering.output import AnswerParser
+from opengyre.gateway.rendering.renderer import ModelRenderer
 from opengyre.gateway.request import Call, ChoiceMode, Message, Refusal, Request, Role, Tool
 from opengyre.gateway.turns import (
     Attempt,

@@ -23,7 +23,7 @@ from opengyre.config.root import RunConfig
 from opengyre.gateway.continuation import Continued
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings, SamplingDefaults
 from opengyre.gateway.protocol import raise_file_limit
-from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.gateway.restoring import Earlier
 from opengyre.runtime import messages as m
 from opengyre.runtime.child import Child, run_child

@@ -72,7 +72,7 @@ def scripted_engine(config: RunConfig, setup: CellSetup) -> Engine:
     from tokenizers import Tokenizer
 
     from opengyre.engines.scripted import ScriptedConfig, ScriptedEngine, text_policy
-    from opengyre.gateway.tokenizer import TokenizerAdapter
+    from opengyre.gateway.rendering.tokenizer import TokenizerAdapter
 
     scripted = config.engine.scripted
     policy = load_callable(scripted.policy or "")

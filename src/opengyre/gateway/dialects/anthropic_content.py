@@ -57,6 +57,8 @@ def read_conversation(system: Any, messages: Any) -> tuple[Message, ...]:
             "This model does not support assistant message prefill. "
             "The conversation must end with a user message.",
         )
+    if not found:
+        raise refused("messages", "messages say nothing")
     return tuple(found)
 
 

@@ -14,10 +14,10 @@ from renderers.configs import DefaultRendererConfig
 from renderers.default import DefaultRenderer
 from tokenizers import Tokenizer
 
-from opengyre.gateway.families import Family, Stream
-from opengyre.gateway.markers import read_markers
-from opengyre.gateway.rendering import ModelRenderer
-from opengyre.gateway.tokenizer import TokenizerAdapter, read_json
+from opengyre.gateway.rendering.families import Family, Stream
+from opengyre.gateway.rendering.markers import read_markers
+from opengyre.gateway.rendering.renderer import ModelRenderer
+from opengyre.gateway.rendering.tokenizer import TokenizerAdapter, read_json
 from opengyre.seams.errors import ConfigError
 
 _FAMILY = Family(name="default", stream=Stream.ARGUMENTS, keeps_arguments=True)

@@ -27,12 +27,12 @@ from opengyre.engines.probe import EngineKind
 from opengyre.gateway.continuation import Continued
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
 from opengyre.gateway.protocol import raise_file_limit
-from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.gateway.request import Refusal, RefusalKind
 from opengyre.gateway.restoring import NOTHING_EARLIER, Earlier
 from opengyre.gateway.sessions import Session
-from opengyre.runtime.engine_fleet import EngineFleet, open_fleet
 from opengyre.runtime.label_rules import label_rules
+from opengyre.runtime.recording.engine_fleet import EngineFleet, open_fleet
 from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.seams.records import SegmentRef, TurnRecord
 from opengyre.store.run_folder import check_free_space, read_json, write_json

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from opengyre.config.harness_profile import HarnessProfile
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
-from opengyre.gateway.rendering import load_renderer
+from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.harness.profiles import Staged, open_harness, stage_agent
 from opengyre.harness.programs import Program
 from opengyre.harness.selftest import open_sandbox

@@ -11,11 +11,11 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from opengyre.engines.scripted import ScriptedConfig, ScriptedEngine, text_policy
-from opengyre.gateway.tokenizer import TokenizerAdapter
-from opengyre.runtime.byte_model import write_byte_model
+from opengyre.gateway.rendering.tokenizer import TokenizerAdapter
 from opengyre.runtime.parts import END_OF_TURN
 from opengyre.runtime.prepare import model_folder
-from opengyre.runtime.scripted_solver import ScriptedSolver
+from opengyre.runtime.trying.byte_model import write_byte_model
+from opengyre.runtime.trying.solver import ScriptedSolver
 from opengyre.seams.engine import RequestEngine
 
 SCRIPTED_CONTEXT_TOKENS = 1 << 20

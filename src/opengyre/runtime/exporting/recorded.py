@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opengyre.gateway.rendering import ModelRenderer, load_renderer
-from opengyre.runtime.export_trained import trained_paths
+from opengyre.gateway.rendering.renderer import ModelRenderer, load_renderer
+from opengyre.runtime.exporting.trained import trained_paths
 from opengyre.seams.errors import ConfigError
 from opengyre.seams.records import SegmentRef
 from opengyre.store.observations import PathDigest

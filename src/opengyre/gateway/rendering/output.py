@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from opengyre.gateway.detokenize import TextDecoder
-from opengyre.gateway.families import InReasoning, Stream
-from opengyre.gateway.markers import Markers
+from opengyre.gateway.rendering.detokenize import TextDecoder
+from opengyre.gateway.rendering.families import InReasoning, Stream
+from opengyre.gateway.rendering.markers import Markers
+from opengyre.gateway.rendering.visible import VisibleText
 from opengyre.gateway.request import (
     Call,
     CallEnd,
@@ -27,7 +28,6 @@ from opengyre.gateway.request import (
     Role,
     TextPiece,
 )
-from opengyre.gateway.visible import VisibleText
 
 
 class CallReader(Protocol):

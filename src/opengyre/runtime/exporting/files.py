@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import msgspec
 
-from opengyre.runtime.export_row import SCHEMA, TurnRow
+from opengyre.runtime.exporting.row import SCHEMA, TurnRow
 from opengyre.seams.errors import BoundaryError, ConfigError
 
 MAX_GROUP_TOKENS = 1_000_000

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from opengyre.gateway.families import Tags
+from opengyre.gateway.rendering.families import Tags
 from opengyre.gateway.request import Tool
 
 _MAX_HEAD_CHARS = 4096

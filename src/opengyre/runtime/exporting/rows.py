@@ -17,9 +17,9 @@ from opengyre.gateway.restoring import prompt_of, restore_turn
 from opengyre.gateway.sessions import Session
 from opengyre.gateway.turns import Node
 from opengyre.runtime.book import turn_number
-from opengyre.runtime.export_row import ExportedMessage, TokenRange, TurnRow, exported_message
-from opengyre.runtime.export_trained import trained_ranges
-from opengyre.runtime.recorded import Recorded
+from opengyre.runtime.exporting.recorded import Recorded
+from opengyre.runtime.exporting.row import ExportedMessage, TokenRange, TurnRow, exported_message
+from opengyre.runtime.exporting.trained import trained_ranges
 from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.seams.records import TokenRecord, TurnRecord
 from opengyre.store.outcomes import ExecutionOutcome

@@ -5,8 +5,8 @@ arguments are given exactly as written, without blanks around them and without w
 increments join to the same however the text was split; nothing given out is taken back.
 """
 
-from opengyre.gateway.families import Headed
-from opengyre.gateway.visible import VisibleText
+from opengyre.gateway.rendering.families import Headed
+from opengyre.gateway.rendering.visible import VisibleText
 
 _MAX_HEAD_CHARS = 4096
 

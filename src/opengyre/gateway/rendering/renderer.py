@@ -17,25 +17,25 @@ from renderers.base import MODEL_RENDERER_MAP
 from renderers.configs import config_from_name
 from tokenizers import Tokenizer
 
-from opengyre.gateway.call_headed import HeadedCall
-from opengyre.gateway.call_json import JsonCall
-from opengyre.gateway.call_tagged import TaggedCall, read_tagged
-from opengyre.gateway.chat_messages import (
+from opengyre.gateway.rendering.call_headed import HeadedCall
+from opengyre.gateway.rendering.call_json import JsonCall
+from opengyre.gateway.rendering.call_tagged import TaggedCall, read_tagged
+from opengyre.gateway.rendering.chat_messages import (
     chat_messages,
     with_object_arguments,
     with_one_system,
     without_system,
 )
-from opengyre.gateway.families import Family, Headed, Stream, Tags, find_family
-from opengyre.gateway.markers import Markers, Renderer, read_markers
-from opengyre.gateway.output import AnswerParser, AnswerPlan, CallReader, ReadCall
-from opengyre.gateway.request import Call, Message, Refusal, Role, Tool
-from opengyre.gateway.tokenizer import (
+from opengyre.gateway.rendering.families import Family, Headed, Stream, Tags, find_family
+from opengyre.gateway.rendering.markers import Markers, Renderer, read_markers
+from opengyre.gateway.rendering.output import AnswerParser, AnswerPlan, CallReader, ReadCall
+from opengyre.gateway.rendering.tokenizer import (
     TokenizerAdapter,
     read_chat_template,
     read_json,
     read_tokenizer,
 )
+from opengyre.gateway.request import Call, Message, Refusal, Role, Tool
 from opengyre.seams.errors import ConfigError
 
 _MAX_FORCED_TOKENS = 256
@@ -238,7 +238,7 @@ def load_renderer(folder: Path, *, allow_rerender: bool = False) -> ModelRendere
         )
     except ConfigError as error:
         if allow_rerender:
-            from opengyre.gateway.rerender import load_rerenderer
+            from opengyre.gateway.rendering.rerender import load_rerenderer
 
             return load_rerenderer(folder, tokenizer)
         hint = (

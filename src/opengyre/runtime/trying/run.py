@@ -15,16 +15,16 @@ from pathlib import Path
 from opengyre.config.harness_profile import load_profile
 from opengyre.harness.profiles import check_launch
 from opengyre.harness.programs import find_program
-from opengyre.runtime.example_task import SOLUTION_SCRIPT, solution_of, write_example_task
-from opengyre.runtime.scripted_solver import ScriptedSolver
-from opengyre.runtime.try_engine import (
+from opengyre.runtime.trying.engine import (
     TryEngine,
     embedded_try_engine,
     scripted_try_engine,
     served_try_engine,
 )
-from opengyre.runtime.try_harness import Played, Stage, StageSettings, open_stage, play
-from opengyre.runtime.try_report import TryReport, report_of
+from opengyre.runtime.trying.example_task import SOLUTION_SCRIPT, solution_of, write_example_task
+from opengyre.runtime.trying.execution import Played, Stage, StageSettings, open_stage, play
+from opengyre.runtime.trying.report import TryReport, report_of
+from opengyre.runtime.trying.solver import ScriptedSolver
 from opengyre.seams.errors import BoundaryError, ConfigError, words_of
 from opengyre.seams.harness import Limits
 from opengyre.seams.tasks import Task

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from opengyre.control.facts import Outcome
 from opengyre.runtime.executions import outcome_of
-from opengyre.runtime.try_harness import Played
+from opengyre.runtime.trying.execution import Played
 from opengyre.seams.records import TokenRecord
 from opengyre.trainer.wire import turn_tokens
 from opengyre.trajectory.rows import paths_of

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from renderers.base import ParsedResponse, RenderedTokens
 from tokenizers import Tokenizer
 
-from opengyre.gateway.detokenize import token_bytes
-from opengyre.gateway.families import Family, InReasoning, Stream
+from opengyre.gateway.rendering.detokenize import token_bytes
+from opengyre.gateway.rendering.families import Family, InReasoning, Stream
 from opengyre.gateway.request import Tool
 from opengyre.seams.errors import ConfigError
 
