@@ -21,7 +21,7 @@ from opengyre.gateway.rendering.detokenize import TextDecoder, token_bytes
 from opengyre.gateway.rendering.families import Headed
 from opengyre.gateway.rendering.output import AnswerParser
 from opengyre.gateway.rendering.renderer import load_renderer
-from opengyre.gateway.rendering.tokenizer import TokenizerAdapter
+from opengyre.gateway.rendering.tokenizer import TokenizerAdapter, TooManyIdsError
 from opengyre.gateway.rendering.visible import VisibleText
 from opengyre.gateway.request import (
     Call,
@@ -336,3 +336,16 @@ def test_what_spells_a_special_token_is_text_and_stays_it(role: Role) -> None:
     assert added is not None
     assert plainly is not None
     assert [t for t in added if t in special] == [t for t in plainly if t in special]
+
+
+def test_a_text_that_no_prompt_can_hold_is_not_encoded_whole() -> None:
+    adapter = TokenizerAdapter(TOKENIZER, name="m")
+    text = "a line of words\n" * 40_000
+    whole = adapter.encode(text)
+    assert TOKENIZER.decode(whole, skip_special_tokens=False) == text
+    assert whole == ids_of(text)
+    adapter.max_text_ids = 1000
+    with pytest.raises(TooManyIdsError) as too_many:
+        adapter.encode(text)
+    assert 1000 < too_many.value.args[0] < len(whole)
+    assert adapter.encode("short") == ids_of("short")

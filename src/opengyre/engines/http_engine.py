@@ -23,6 +23,7 @@ from opengyre.transport.chunk_stream import ChunkReader, ChunkStream
 
 MAX_REQUESTS = 8192
 SILENCE_MAX_S = 600.0
+DOUBT_AFTER_S = 20.0
 CALL_TIMEOUT_S = 10.0
 _MAX_REASON_BYTES = 500
 _DONE = b"[DONE]"
@@ -136,9 +137,9 @@ class _Call:
 class HttpEngine:
     """Use as `async with HttpEngine(...) as engine`. A `RequestEngine`.
 
-    `troubled` is set when a connection failed or the server failed a request: somebody should
-    look whether it lives (`is_alive`). `num_running` counts requests that have not ended. A request
-    that hears nothing for `silence_max_s` is cut.
+    `troubled` is set when a connection failed, the server failed a request, or one has heard
+    nothing for `doubt_after_s`: somebody should look whether it lives (`is_alive`). `num_running`
+    counts requests that have not ended. A request that hears nothing for `silence_max_s` is cut.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class HttpEngine:
         facts: ServerFacts,
         *,
         silence_max_s: float = SILENCE_MAX_S,
+        doubt_after_s: float = DOUBT_AFTER_S,
     ) -> None:
         self.origin = origin
         self.wire = wire
@@ -155,6 +157,7 @@ class HttpEngine:
         self.trouble = ""
         self._facts = facts
         self._silence_max_s = silence_max_s
+        self._doubt_after_s = doubt_after_s
         self._pool = HttpPool(origin)
         self._calls: dict[str, _Call] = {}
         self._listening: asyncio.TimerHandle | None = None
@@ -267,11 +270,15 @@ class HttpEngine:
         """While requests run: cut those that heard nothing for too long."""
         loop = asyncio.get_running_loop()
         for call in list(self._calls.values()):
-            if loop.time() - call.last_s >= self._silence_max_s:
+            silent_s = loop.time() - call.last_s
+            if silent_s >= self._silence_max_s:
                 reason = f"nothing came in {self._silence_max_s:g} s"
                 call.stop(Finish.ERROR, reason, trouble=reason)
-        again = loop.call_later(self._silence_max_s / 4, self._listen) if self._calls else None
-        self._listening = again
+            elif silent_s >= self._doubt_after_s:
+                self.trouble = f"nothing came in {silent_s:.0f} s"
+                self.troubled.set()
+        every_s = min(self._silence_max_s / 4, self._doubt_after_s / 2)
+        self._listening = loop.call_later(every_s, self._listen) if self._calls else None
 
     async def _stop(self, request_id: str, finish: Finish) -> None:
         call = self._calls.get(request_id)

@@ -39,7 +39,7 @@ from opengyre.seams.records import TurnRecord
 MAX_RUNNING_PER_SESSION = 64
 CLOSE_TIMEOUT_S = 30.0
 ROOM_TIMEOUT_S = 60.0
-MAX_LONG_BODIES_BYTES = 8 * bodies.MAX_BODY_BYTES
+MAX_LONG_BODIES_BYTES = 2 * bodies.MAX_BODY_BYTES
 _LONG_BODY_BYTES = 2**20
 _OFF_LOOP_BYTES = 65_536
 _NO_KEY = "-"
@@ -120,6 +120,7 @@ class Gateway:
     ) -> None:
         self._settings = settings
         self._renderer = renderer
+        renderer.limit(settings.max_context_tokens)
         self._events = events
         self._now_s = now_s
         self._records = RecordQueue(recorder, on_turn=events.on_turn)

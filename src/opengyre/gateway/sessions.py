@@ -21,6 +21,7 @@ from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.history import Keys, call_key, is_same_reasoning
 from opengyre.gateway.rendering.output import AnswerParser
 from opengyre.gateway.rendering.renderer import ModelRenderer
+from opengyre.gateway.rendering.tokenizer import TooManyIdsError
 from opengyre.gateway.request import Call, ChoiceMode, Message, Refusal, Request, Role, Tool
 from opengyre.gateway.turns import (
     Attempt,
@@ -64,7 +65,10 @@ class Session:
         """
         request = incoming.request
         history = History.of(self.messages(request), request.offered_tools)
-        parent, prompt_ids, reason = self._attach(history)
+        try:
+            parent, prompt_ids, reason = self._attach(history)
+        except TooManyIdsError as error:
+            raise self._too_long(f"more than {error.args[0]}") from error
         num_kept = num_kept_of(parent, prompt_ids, is_extended=reason is ForkReason.NONE)
         parent = holder(parent, num_kept)
         forced_ids = self.forced(request)
@@ -322,13 +326,16 @@ class Session:
 
     def _check_room(self, num_prompt: int) -> None:
         if num_prompt >= self.max_context_tokens:
-            raise Refusal(
-                f"This model's maximum context length is {self.max_context_tokens} tokens. "
-                f"However, your messages resulted in {num_prompt} tokens. "
-                "Please reduce the length of the messages.",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            raise self._too_long(str(num_prompt))
+
+    def _too_long(self, num_prompt: str) -> Refusal:
+        return Refusal(
+            f"This model's maximum context length is {self.max_context_tokens} tokens. "
+            f"However, your messages resulted in {num_prompt} tokens. "
+            "Please reduce the length of the messages.",
+            code="context_length_exceeded",
+            param="messages",
+        )
 
     def _remember_body(self, node: Node, body: bytes) -> None:
         """Whole bodies of the newest leaves: the next call of a branch is compared with its own."""

@@ -56,6 +56,10 @@ class ModelRenderer:
         self.stop_ids: list[int] = sorted(markers.stops)
         self.num_ids = len(markers.table)
 
+    def limit(self, max_tokens: int) -> None:
+        """No prompt may be longer than this; one that is far longer need not be encoded whole."""
+        self._adapter.max_text_ids = max_tokens
+
     def root(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Prompt ids of a conversation rendered from its first message.
 

@@ -6,8 +6,8 @@ special token, whatever it spells, and decodes to itself.
 """
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,19 @@ from tokenizers import Tokenizer
 from opengyre.seams.errors import ConfigError
 
 _MAX_CACHED_CHARS = 4096
+_SLICE_CHARS = 2**18
 _BREAK = "\ufdd0"  # no character: text has none, and what it stands between is encoded apart
+
+
+class TooManyIdsError(Exception):
+    """Of a text that is longer than what any prompt may be; `args[0]` ids were counted."""
 
 
 class TokenizerAdapter:
     """A `tokenizers.Tokenizer` in the shape that `renderers` asks for.
 
-    `is_encoder` False: another one encodes what is rendered, and nothing can be quoted.
+    `is_encoder` False: another one encodes what is rendered, and nothing can be quoted. `encode`
+    raises TooManyIdsError for a text of more than `max_text_ids`, soon after that many.
     """
 
     def __init__(
@@ -39,6 +45,7 @@ class TokenizerAdapter:
         self.chat_template = chat_template
         self.eos_token_id: int | None = tokenizer.token_to_id(end_of_turn)
         self.unk_token_id: int | None = None
+        self.max_text_ids = 2**31
         self._tokenizer = tokenizer
         self._encode_short = lru_cache(maxsize=4096)(self._encode)
         spelled = [one.content for one in tokenizer.get_added_tokens_decoder().values()]
@@ -67,9 +74,31 @@ class TokenizerAdapter:
         return [self._tokenizer.token_to_id(token) for token in tokens]
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        parts = text.split(_BREAK)
-        encoded = [self._tokenizer.encode(part, add_special_tokens=False).ids for part in parts]
-        return tuple(chain.from_iterable(encoded))
+        ids: list[int] = []
+        for part in text.split(_BREAK):
+            for piece in _slices(part):
+                ids += self._ids(piece)
+                if len(ids) > self.max_text_ids:
+                    raise TooManyIdsError(len(ids))
+        return tuple(ids)
+
+    def _ids(self, text: str) -> list[int]:
+        """Of a long text without holding up other threads, which costs a short one too much."""
+        if len(text) <= _MAX_CACHED_CHARS:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
+def _slices(text: str) -> Iterator[str]:
+    """A very long text in slices that end with a line, or a word, if they can."""
+    start = 0
+    while len(text) - start > _SLICE_CHARS:
+        limit = start + _SLICE_CHARS
+        end = text.rfind("\n", start, limit) + 1 or text.rfind(" ", start, limit)
+        end = end if end > start else limit
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
