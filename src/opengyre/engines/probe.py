@@ -70,6 +70,8 @@ async def probe_engine(
 
 async def _model(pool: HttpPool) -> _Model:
     status, body = await pool.call("GET", "/v1/models", timeout_s=PROBE_TIMEOUT_S)
+    if status in (401, 403):
+        raise ConfigError(f"{pool.origin}: it asks for another key (HTTP {status}); --engine-key")
     if status != _OK:
         raise ConfigError(f"{pool.origin}: not a model server (GET /v1/models: HTTP {status})")
     try:

@@ -19,6 +19,7 @@ from opengyre.gateway.exchange import answer_json, refuse
 from opengyre.gateway.request import Refusal, RefusalKind
 
 DEFAULT_EXECUTION = "default"
+_MAX_TOLD_CHARS = 200
 
 
 class _Operation(StrEnum):
@@ -71,6 +72,7 @@ class Surface:
 class _Target:
     """A path, read: `/{execution}/any/prefix/v1/{operation}`. `model` with MODELS."""
 
+    path: str
     execution: str
     operation: _Operation
     model: str = ""
@@ -113,7 +115,7 @@ class GatewayApp:
             case "GET" | "HEAD", _Operation.MODELS:
                 await answer_json(connection, self._models(target, dialect))
             case _:
-                what = f"no such path: {method} {target.operation or 'of this gateway'}"
+                what = f"no such path: {method} {target.path[:_MAX_TOLD_CHARS]}"
                 raise Refusal(what, kind=RefusalKind.NOT_FOUND)
 
     def _models(self, target: _Target, dialect: Dialect) -> bytes:
@@ -134,7 +136,7 @@ def _read_path(path: str) -> _Target:
     operation, model, num_rest = _operation(parts)
     before = parts[: len(parts) - num_rest]
     execution = before[0] if before and before[0] != "v1" else DEFAULT_EXECUTION
-    return _Target(execution=execution, operation=operation, model=model)
+    return _Target(path=path, execution=execution, operation=operation, model=model)
 
 
 def _operation(parts: list[str]) -> tuple[_Operation, str, int]:

@@ -19,6 +19,7 @@ from opengyre.gateway.body import MAX_BODY_BYTES
 from opengyre.gateway.request import Refusal
 
 BODY_TIMEOUT_S = 60.0
+BODY_SILENCE_S = 10.0
 _MAX_DISCARDED_BYTES = 4 * MAX_BODY_BYTES
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _ORDERLY_CLOSE = struct.pack("ii", 0, 0)
@@ -61,7 +62,10 @@ class Connection:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 return await self._read_parts()
         except TimeoutError as error:
-            raise Refusal(f"no whole body in {BODY_TIMEOUT_S:g} s", status=408) from error
+            what = (
+                f"nothing of the body in {BODY_SILENCE_S:g} s, or not all in {BODY_TIMEOUT_S:g} s"
+            )
+            raise Refusal(what, status=408) from error
 
     async def watch(self) -> None:
         """Raises ClientLeft when the client goes before the answer is complete."""
@@ -113,7 +117,8 @@ class Connection:
         parts: list[bytes] = []
         size = 0
         while True:
-            message = await self._receive()
+            async with asyncio.timeout(BODY_SILENCE_S):
+                message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft
             part = message.get("body", b"")

@@ -67,6 +67,7 @@ class Sampled:
     num_continuations: int = 0
     held_s: float = 0.0
     is_length: bool = False
+    logprob_mode: str = ""
 
     def add(self, chunk: Chunk, engine_id: str) -> None:
         start, end = len(self.ids), len(self.ids) + len(chunk.ids)
@@ -110,6 +111,10 @@ class Generation:
         self._is_done = False
         self.sampled = Sampled()
 
+    @property
+    def request(self) -> GenerateRequest:
+        return self._plan.request
+
     async def chunks(self) -> AsyncGenerator[list[int], None]:
         """New ids as they come, at times none; ends when the turn is over.
 
@@ -148,6 +153,7 @@ class Generation:
     async def _part(self, seat: Seat) -> AsyncGenerator[Chunk, None]:
         """Chunks of one submission up to its terminal one; loss is an `error` chunk."""
         request = self._next_request(seat)
+        self.sampled.logprob_mode = seat.engine.caps().logprob_mode
         stream = seat.engine.submit(request)
         is_over = False
         try:

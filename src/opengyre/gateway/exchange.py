@@ -246,7 +246,7 @@ class Exchange:
 
     def _record(self) -> TokenRecord:
         attempt, sampled = self._parts.attempt, self._sampled
-        place = attempt.place
+        place, asked = attempt.place, self._parts.generation.request
         new_ids = place.prompt_ids[place.num_kept :]
         header = TurnRecord(
             turn=attempt.turn,
@@ -268,6 +268,10 @@ class Exchange:
             ended_s=self._parts.now_s(),
             held_s=sampled.held_s,
             num_continuations=sampled.num_continuations,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            logprob_mode=sampled.logprob_mode,
         )
         return TokenRecord(
             header=header,

@@ -11,6 +11,7 @@ import hmac
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -39,9 +40,10 @@ from opengyre.seams.records import TurnRecord
 MAX_RUNNING_PER_SESSION = 64
 CLOSE_TIMEOUT_S = 30.0
 ROOM_TIMEOUT_S = 60.0
-MAX_LONG_BODIES_BYTES = 2 * bodies.MAX_BODY_BYTES
+MAX_LONG_BODIES_BYTES = 4 * bodies.MAX_BODY_BYTES
 _LONG_BODY_BYTES = 2**20
 _OFF_LOOP_BYTES = 65_536
+_NUM_THREADS = 2
 _NO_KEY = "-"
 _T = TypeVar("_T")
 
@@ -104,6 +106,7 @@ class _Open:
     seed: int
     running: dict[Exchange, None] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    room: Room = field(default_factory=lambda: Room(bodies.MAX_BODY_BYTES))
 
 
 class Gateway:
@@ -125,6 +128,7 @@ class Gateway:
         self._now_s = now_s
         self._records = RecordQueue(recorder, on_turn=events.on_turn)
         self._routing = Routing(on_hold=events.on_hold)
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="bodies")
         self._room = Room(MAX_LONG_BODIES_BYTES)
         self._engine_tokens = settings.max_context_tokens
         self._open: dict[str, _Open] = {}
@@ -152,6 +156,7 @@ class Gateway:
                     GatewayApp(surface), sock, head_timeout_s=self._settings.head_timeout_s
                 )
             )
+            stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
             stack.push_async_callback(self._close_all)
             self._stack = stack.pop_all()
         return self
@@ -288,7 +293,7 @@ class Gateway:
             incoming = await self._read(asked)
             await self._settle_left(asked)
             session = self._session_of(asked).session
-            place = await _off_loop(incoming.body, lambda: session.place(incoming))
+            place = await self._off_loop(incoming.body, lambda: session.place(incoming))
             self._settle_retried(asked, place.call_key)
         await self._records.wait_room()
         one = self._session_of(asked)
@@ -304,20 +309,31 @@ class Gateway:
         async with self._room_for(asked):
             incoming = await self._read(asked)
             session = self._session_of(asked).session
-            place = await _off_loop(incoming.body, lambda: session.place(incoming))
+            place = await self._off_loop(incoming.body, lambda: session.place(incoming))
             return len(place.prompt_ids)
 
     @asynccontextmanager
     async def _room_for(self, asked: Asked) -> AsyncIterator[None]:
-        """Short bodies need none."""
+        """Short bodies need none. One session gets no more than its part."""
         num_bytes = asked.connection.num_body_bytes
-        wanted = num_bytes if num_bytes > _LONG_BODY_BYTES else 0
+        if num_bytes <= _LONG_BODY_BYTES:
+            yield
+            return
         try:
-            async with self._room.hold(wanted, limit_s=ROOM_TIMEOUT_S):
+            async with (
+                self._session_of(asked).room.hold(num_bytes, limit_s=ROOM_TIMEOUT_S),
+                self._room.hold(num_bytes, limit_s=ROOM_TIMEOUT_S),
+            ):
                 yield
         except NoRoom as error:
             what = "too many long bodies at once"
             raise Refusal(what, kind=RefusalKind.UNAVAILABLE) from error
+
+    async def _off_loop(self, body: bytes, work: Callable[[], _T]) -> _T:
+        """What takes long with a long body must not keep the others waiting."""
+        if len(body) < _OFF_LOOP_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _session_of(self, asked: Asked) -> _Open:
         one = self._open.get(asked.execution)
@@ -327,7 +343,7 @@ class Gateway:
 
     async def _read(self, asked: Asked) -> Incoming:
         body = await asked.connection.read_body()
-        return await _off_loop(body, lambda: self._parsed(asked, body))
+        return await self._off_loop(body, lambda: self._parsed(asked, body))
 
     def _parsed(self, asked: Asked, body: bytes) -> Incoming:
         raw = bodies.decode_object(body)
@@ -402,11 +418,6 @@ class Gateway:
             seed=turn_seed(one.seed, attempt.number, sampling),
             stop_ids=self._renderer.stop_ids,
         )
-
-
-async def _off_loop(body: bytes, work: Callable[[], _T]) -> _T:
-    """What takes long with a long body must not keep the others waiting."""
-    return work() if len(body) < _OFF_LOOP_BYTES else await asyncio.to_thread(work)
 
 
 def _num_retries(connection: Connection) -> int:

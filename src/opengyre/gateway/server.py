@@ -91,7 +91,7 @@ def bind(host: str, port: int) -> socket.socket:
         sock.close()
         raise ConfigError(
             f"the gateway cannot listen on {host}:{port} ({error.strerror}); "
-            "give another gateway.port, or 0 for a free one"
+            "give another gateway.port (gyre gateway: --port), or 0 for a free one"
         ) from error
     sock.setblocking(False)
     return sock

@@ -219,7 +219,7 @@ class Session:
         """(turn it comes after or is nearest to, prompt ids, why it forks from it)."""
         reason = ForkReason.NEW_ROOT
         node: Node | None = None
-        for k in range(len(history.messages), 0, -1):
+        for k in range(len(history.messages), 0, -1):  # as many as a client likes: one look each
             if history.messages[k - 1].role is not Role.ASSISTANT:
                 continue
             if nodes := self._nodes_by_key.get(history.so_far[k]):
@@ -228,7 +228,8 @@ class Session:
                 if extended is not None:
                     return node, extended, ForkReason.NONE
                 break
-            if resumed := self._resumed(history, k):
+            is_last = reason is ForkReason.NEW_ROOT
+            if is_last and (resumed := self._resumed(history, k)):
                 return *resumed, ForkReason.KEPT_PARTS
             reason = ForkReason.REWRITTEN_TURN
         if self._latest is None:
@@ -271,10 +272,9 @@ class Session:
         return prompt_ids
 
     def _resumed(self, history: History, k: int) -> tuple[Node | None, list[int]] | None:
-        """Parent and prompt if message `k` is the whole parts of an answer that was cut."""
+        """Parent and prompt if message `k`, the last answer, is the whole parts of one that was
+        cut."""
         sent, later = history.messages[k - 1], history.messages[k:]
-        if any(message.role is Role.ASSISTANT for message in later):
-            return None
         for cut in reversed(self._cuts):
             if cut.attempt.place.history_key != history.so_far[k - 1]:
                 continue

@@ -31,7 +31,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     `turn` like "e000123.t7"; `parent` another turn of the execution or "" at a root;
     `fork_reason` "" when it extends its parent. `is_committed` is True once its terminal event
     was written to the client. `finish`: stop, length, cancelled, error. `role` as the wire told it:
-    main, main-summary, sub-agent, sub-agent-summary, side. `protocol` is the dialect of its body.
+    main, main-summary, sub-agent, sub-agent-summary, side. `protocol` is the dialect of its body;
+    `logprob_mode` the engine's (see EngineCaps), `top_k` 0 keeps all.
     """
 
     turn: str
@@ -53,6 +54,10 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     held_s: float
     num_continuations: int
     protocol: str = "openai-chat"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    logprob_mode: str = ""
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,7 @@ class SegmentWriter:
         self._num_written = 0
         self._num_synced = 0
         self._syncing = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokens")
         self._failure: BoundaryError | None = None
         self._begin_file()
 
@@ -96,7 +98,8 @@ class SegmentWriter:
                 if self._failure is not None:
                     raise self._failure
                 covers, old = self._num_written, list(self._unsynced)
-                await asyncio.to_thread(_sync_files, [*old, self._fd])
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._thread, _sync_files, [*old, self._fd])
                 self._num_synced = covers
                 self._unsynced = self._unsynced[len(old) :]
                 for fd in old:
@@ -107,7 +110,10 @@ class SegmentWriter:
 
     async def close(self) -> None:
         """Sync and close."""
-        await self.sync()
+        try:
+            await self.sync()
+        finally:
+            self._thread.shutdown(wait=False)
         os.close(self._fd)
         self._fd = -1
 

@@ -3,6 +3,7 @@
 Must not know: rows. Invariants: reads only; a damaged record hides nothing but itself.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +53,9 @@ def open_recorded(folder: Path, *, model: Path | None = None) -> Recorded:
     if not run.tokens.is_dir():
         raise ConfigError(f"{folder}: no records in it (a run or a gateway makes tokens/*.seg)")
     config = read_json(run.config_json)
-    renderer = load_renderer(model or _model_of(run, config), allow_rerender=True)
+    source = model or _model_of(run, config)
+    _check_tokenizer(source, config.get("tokenizer_sha256"))
+    renderer = load_renderer(source, allow_rerender=True)
     has_run = run.db.exists()
     totals = ExportTotals()
     return Recorded(
@@ -81,6 +84,15 @@ def _find_records(tokens: Path, totals: ExportTotals) -> dict[str, list[SegmentR
         for header in reader.scan_headers(segment, on_damage=on_damage):
             refs.setdefault(header.execution, []).append(header.ref)
     return refs
+
+
+def _check_tokenizer(model: Path, recorded_sha256: Any) -> None:
+    """Another tokenizer would read other text out of the ids."""
+    path = model / "tokenizer.json"
+    if recorded_sha256 is None or not path.is_file():
+        return
+    if hashlib.sha256(path.read_bytes()).hexdigest() != recorded_sha256:
+        raise ConfigError(f"{model}: not the tokenizer that was recorded; say --model FOLDER")
 
 
 def _model_of(run: RunFolder, config: dict[str, Any]) -> Path:

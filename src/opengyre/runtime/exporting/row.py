@@ -59,6 +59,10 @@ class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: list[int] | None
     completion_ids: list[int]
     logprobs: list[float]
+    logprob_mode: str
+    temperature: float
+    top_p: float
+    top_k: int
     spans: list[Span]
     is_trainable: bool
     not_trainable: str

@@ -251,7 +251,7 @@ def records_folder(path: Path, model: Path) -> Iterator[RecordsFolder]:
     manifest = {
         "kind": KIND,
         "schema": SCHEMA,
-        "model": str(model),
+        "model": str(model.resolve()),
         "tokenizer_sha256": hashlib.sha256((model / "tokenizer.json").read_bytes()).hexdigest(),
     }
     tokens = path / "tokens"

@@ -28,6 +28,7 @@ from opengyre.runtime.trying.solver import ScriptedSolver
 from opengyre.seams.errors import BoundaryError, ConfigError, words_of
 from opengyre.seams.harness import Limits
 from opengyre.seams.tasks import Task
+from opengyre.store.run_folder import write_json
 from opengyre.tasks.harbor import load_task
 
 LOOK_AROUND = "ls -l"
@@ -82,7 +83,7 @@ async def _try(asked: TryAsked) -> TryReport:
             async with open_stage(settings, {"s0": chosen.engine}) as stage:
                 played = await play(stage, task)
                 records = stage.records()
-                await asyncio.to_thread(_keep, stage, played, asked.keep)
+                await asyncio.to_thread(_keep, stage, played, chosen.model, asked.keep)
     return report_of(profile.name, played, records, must_solve=asked.model is None)
 
 
@@ -113,9 +114,17 @@ async def _open_engine(asked: TryAsked, task: Task, scratch: Path) -> AsyncItera
     yield scripted_try_engine(solver, scratch / "model")
 
 
-def _keep(stage: Stage, played: Played, target: Path | None) -> None:
-    """Copy what the execution left; its own links stay links."""
+def _keep(stage: Stage, played: Played, model: Path, target: Path | None) -> None:
+    """Copy what the execution left, for `gyre run export`; its own links stay links."""
     if target is None:
         return
     shutil.copytree(played.folder, target, symlinks=True)
     shutil.copytree(stage.tokens, target / "tokens")
+    (target / "model").mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (model / name).is_file():
+            shutil.copy(model / name, target / "model")
+    write_json(
+        target / "config.json",
+        {"kind": "gyre harness try", "model": str((target / "model").resolve())},
+    )
