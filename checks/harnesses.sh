@@ -8,6 +8,7 @@ root=${1:-.harnesses}
 python=${2:-.venv/bin/python}
 npm_packages="@anthropic-ai/claude-code@2.1.220 @openai/codex@0.171.0 @qwen-code/qwen-code@0.15.10"
 mini_package="mini-swe-agent==2.4.6"
+unlisted_package="openai-agents==0.24.0"
 missing=$root/missing
 log=$root/install.log
 
@@ -48,13 +49,25 @@ install_node() {
 }
 
 install_mini() {
-    echo "Installing $mini_package into $root/mini"
-    if "$(any_users_python)" -m venv --clear "$root/mini" >"$log" 2>&1 &&
-        "$root/mini/bin/python" -m pip --disable-pip-version-check --quiet \
-            install "$mini_package" >"$log" 2>&1; then
-        echo "$mini_package" >"$root/mini/.installed"
+    install_venv mini "$mini_package" mini-swe-agent
+}
+
+# One that no shipped profile knows: a library's agent with a tool, in an environment of its own.
+install_unlisted() {
+    install_venv unlisted "$unlisted_package" openai-agents
+    { echo "#!$(cd "$root" && pwd)/unlisted/bin/python"; cat tests/harness/unlisted_agent.py; } \
+        >"$root/unlisted/bin/unlisted-agent"
+    chmod 755 "$root/unlisted/bin/unlisted-agent"
+}
+
+install_venv() {
+    echo "Installing $2 into $root/$1"
+    if "$(any_users_python)" -m venv --clear "$root/$1" >"$log" 2>&1 &&
+        "$root/$1/bin/python" -m pip --disable-pip-version-check --quiet \
+            install "$2" >"$log" 2>&1; then
+        echo "$2" >"$root/$1/.installed"
     else
-        lacks "pip could not install mini-swe-agent: $(tail -n 1 "$log")"
+        lacks "pip could not install $3: $(tail -n 1 "$log")"
     fi
 }
 
@@ -62,6 +75,7 @@ mkdir -p "$root"
 rm -f "$missing"
 is_there "$root/node" "$npm_packages" || install_node
 is_there "$root/mini" "$mini_package" || install_mini
+is_there "$root/unlisted" "$unlisted_package" || install_unlisted
 if [ -f "$missing" ] && [ "${CI:-}" = true ]; then
     exit 2
 fi

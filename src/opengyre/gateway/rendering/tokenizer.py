@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 
 from opengyre.seams.errors import ConfigError
 
-_MAX_CACHED_CHARS = 4096
+_MAX_CACHED_CHARS = 256
+_SHORT_CHARS = 4096
 _SLICE_CHARS = 2**18
 _BREAK = "\ufdd0"  # no character: text has none, and what it stands between is encoded apart
 
@@ -84,7 +85,7 @@ class TokenizerAdapter:
 
     def _ids(self, text: str) -> list[int]:
         """Of a long text without holding up other threads, which costs a short one too much."""
-        if len(text) <= _MAX_CACHED_CHARS:
+        if len(text) <= _SHORT_CHARS:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
