@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _NUM_OTHER_FILES = 128
+_GRACE_S = 1.0
 
 
 class _Gathering:
@@ -71,7 +72,12 @@ class TransportProtocol(HttpToolsProtocol):
     def _await_head(self) -> None:
         if self._head_timer is None:
             self.silent[self] = None
-            self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.abort)
+            self._head_timer = self.loop.call_later(self.head_timeout_s, self._doubt)
+
+    def _doubt(self) -> None:
+        """A process that was stopped for long finds its time up before it has read what came."""
+        grace_s = min(_GRACE_S, self.head_timeout_s)
+        self._head_timer = self.loop.call_later(grace_s, self.transport.abort)
 
     def _stop_awaiting(self) -> None:
         if self._head_timer is not None:

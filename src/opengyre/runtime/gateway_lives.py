@@ -133,6 +133,9 @@ class GatewayLives:
 
     async def ask_each(self, messages: Mapping[GatewayMember, m.Message]) -> None:
         """All at once, each frame on its way before anything else is. Raises the first refusal."""
+        if len(messages) == 1:  # on its way even before this task waits
+            await self.ask(*next(iter(messages.items())))
+            return
         async with asyncio.TaskGroup() as asks:
             tasks = [asks.create_task(self._refusal(*pair)) for pair in messages.items()]
         refusals = [error for task in tasks if (error := task.result()) is not None]
