@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from opengyre.runtime.child import WIRE
 from opengyre.runtime.launcher import LocalLauncher
@@ -61,6 +61,7 @@ class Processes:
         self._on_crash: OnCrash | None = None
         self._members: dict[str, Member] = {}
         self._server: asyncio.Server | None = None
+        self._greeted: dict[asyncio.Task[None], Peer] = {}
         self.is_ending = False
 
     async def listen(self, handler: Handler, on_death: OnDeath, on_crash: OnCrash) -> None:
@@ -164,6 +165,17 @@ class Processes:
         await self._launcher.end_all(QUIT_TIMEOUT_S)
         if self._server is not None:
             self._server.close()
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        """No connection outlives the run, also if the end of its child is still to be read."""
+        left = set(self._greeted)
+        for peer in self._greeted.values():
+            peer.close()
+        if left:
+            _, left = await asyncio.wait(left, timeout=QUIT_TIMEOUT_S)
+        for task in left:
+            task.cancel()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         who: list[Member] = []
@@ -183,12 +195,16 @@ class Processes:
             return await self._handler(who[0].name, message)
 
         peer = Peer(reader, writer, wire=WIRE, handler=handle, name="child")
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._greeted[task] = peer
         try:
             await peer.run()
         except* Exception as group:  # every handler of ours ends here
             if self._on_crash is None:
                 raise
             self._on_crash(group)
+        finally:
+            del self._greeted[task]
 
     def _welcome(self, hello: Hello, peer: Peer) -> Member:
         member = self._members.get(hello.name)
