@@ -271,6 +271,16 @@ def test_bad_input_is_one_line_and_exit_2(
     assert err.count("\n") == 1
 
 
+def until_at_work(running: "subprocess.Popen[bytes]") -> None:
+    """Return a moment after it has started the processes that do its work."""
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+    deadline_s = time.monotonic() + 60
+    while not children.read_text():
+        assert time.monotonic() < deadline_s, "it has started no process"
+        time.sleep(0.05)
+    time.sleep(1.5)
+
+
 @pytest.mark.parametrize(
     ("number", "code", "words"),
     [(signal.SIGINT, 3, "gyre: interrupted\n"), (signal.SIGKILL, -signal.SIGKILL, "")],
@@ -285,7 +295,7 @@ def test_an_end_in_the_middle_is_quick_and_leaves_no_process(
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    time.sleep(3.0)
+    until_at_work(running)
     running.send_signal(number)
     # stderr is at its end when the last process that has inherited it is gone
     _, err = running.communicate(timeout=15.0)
