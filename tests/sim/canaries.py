@@ -62,11 +62,10 @@ def _repeats_the_last_token(real: Any) -> Any:
 
 
 def _restarts_the_budget(real: Any) -> Any:
-    def _next_request(self: Any, seat: Any) -> Any:
-        whole = self._plan.request.max_new_tokens
-        return msgspec.structs.replace(real(self, seat), max_new_tokens=whole)
+    def _num_left(self: Any) -> int:
+        return int(self._plan.request.max_new_tokens)
 
-    return _next_request
+    return _num_left
 
 
 def _merges_versions(real: Any) -> Any:
@@ -280,7 +279,7 @@ CANARIES: dict[str, Canary] = {
     "restarted budget": Canary(
         words="a continued request gets the whole token budget again",
         owner=Generation,
-        name="_next_request",
+        name="_num_left",
         make=_restarts_the_budget,
     ),
     "merged versions": Canary(
