@@ -71,13 +71,24 @@ class ExecutionClosed:
 class VerdictGiven:
     """The grader's last word. `reward` is None when there is no verdict (never 0 for that).
 
-    `num_trainable_tokens` counts tokens of the execution that may enter a step.
+    `num_trainable_tokens` counts tokens of the execution that may enter a step. `shaped` is what
+    the advantage is taken of; None: the reward itself. `exclusion` says why the member takes no
+    part in its group though it has a verdict ("": it takes part).
     """
 
     execution: ExecutionId
     reward: float | None
     reason: str
     num_trainable_tokens: int
+    shaped: float | None = None
+    exclusion: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """What its group compares; None: the member is not valid."""
+        if self.reward is None or self.exclusion:
+            return None
+        return self.reward if self.shaped is None else self.shaped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

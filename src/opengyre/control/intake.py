@@ -63,7 +63,7 @@ def _take_execution(run: RunState, fact: ExecutionClosed | VerdictGiven) -> None
         if execution.is_valid is not None:
             run.refuse("a second verdict")
             return
-        members.give_verdict(run, execution, is_valid=fact.reward is not None)
+        members.give_verdict(run, execution, is_valid=fact.value is not None)
         return
     if execution.state is ExecutionState.CLOSED:
         run.refuse("a second outcome")

@@ -72,6 +72,7 @@ class WorkFold:
         if one is None or one.has_last_word:
             return
         one.reward, one.verdict_reason = verdict.reward, verdict.reason
+        one.value, one.exclusion = verdict.value, verdict.exclusion
         one.has_last_word = True
         self._settle(one)
 
@@ -167,6 +168,6 @@ class WorkFold:
             return
         group = self._state.groups[one.group]
         group.num_open -= 1
-        group.num_valid += one.reward is not None
+        group.num_valid += one.value is not None
         if self._state.is_void(group):
             self._state.open_groups.pop(group.group, None)

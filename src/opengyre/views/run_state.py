@@ -16,7 +16,8 @@ from opengyre.views.lanes import Stretch, overlay, totals
 
 @dataclass(slots=True, kw_only=True)
 class ExecutionView:
-    """`outcome` is the first one told; `other_outcomes` what was told later and refused."""
+    """`outcome` is the first one told; `other_outcomes` what was told later and refused. `value` is
+    what its group compares; None: it is not valid, `exclusion` says why if it has a reward."""
 
     execution: str
     group: str | None
@@ -30,6 +31,8 @@ class ExecutionView:
     outcome: f.Outcome | None = None
     other_outcomes: list[f.Outcome] = field(default_factory=list)
     reward: float | None = None
+    value: float | None = None
+    exclusion: str = ""
     verdict_reason: str = ""
     has_last_word: bool = False
     num_launches: int = 0
