@@ -93,7 +93,7 @@ def test_rows_hold_what_the_client_sent_what_the_engine_got_and_what_it_gave(
         assert row["completion_ids"] == record.completion_ids
         assert row["logprobs"] == pytest.approx(record.logprobs)
         assert row["spans"][0]["end"] == len(record.completion_ids)
-        assert (row["schema"], row["protocol"]) == (1, speaker.name)
+        assert (row["schema"], row["protocol"]) == (2, speaker.name)
         assert row["problem"] == ""
     assert [row["not_trainable"] for row in rows] == ["", "not_committed", "", ""]
     assert {row["trained"] for row in rows} == {None}
@@ -133,7 +133,7 @@ def test_parquet_holds_the_rows_of_the_lines(tmp_path: Path) -> None:
     assert told.exit_code == 0, told.output
     assert told.stdout == f"4 rows of 1 executions in {out}\n"
     table = parquet.read_table(out)
-    assert table.schema.metadata[b"opengyre.schema"] == b"1"
+    assert table.schema.metadata[b"opengyre.schema"] == b"2"
     assert table.to_pylist() == lines_of(lines.stdout)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["records", "rows.parquet"]
 

@@ -10,9 +10,22 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
 
+from opengyre.trajectory.shaping import BuiltIn
+
 PROFILES = Path(__file__).with_name("profiles")
 SHIPPED_HARNESSES = tuple(sorted(path.stem for path in PROFILES.glob("*.toml")))
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def _checked_regex(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"expected a regular expression: {error}") from error
+    return pattern
+
+
+Regex = Annotated[str, AfterValidator(_checked_regex)]
 
 
 class Section(BaseModel):
@@ -58,6 +71,15 @@ def _resolve_callable(name: str, info: ValidationInfo) -> str:
     return f"{_resolve(Path(target), info)}:{function}"
 
 
+def _resolve_transform(name: str, info: ValidationInfo) -> str:
+    """A built-in transform's name stays as it is."""
+    if name in tuple(BuiltIn):
+        return name
+    if ":" not in name:
+        raise ValueError(f"expected {', '.join(BuiltIn)}, file.py:function or module:function")
+    return _resolve_callable(name, info)
+
+
 def _resolve_harness(name: str, info: ValidationInfo) -> str:
     """A shipped profile's name stays as it is; the path of a profile file becomes absolute."""
     if name.endswith(".toml"):
@@ -71,4 +93,5 @@ def _resolve_harness(name: str, info: ValidationInfo) -> str:
 ConfigPath = Annotated[Path, AfterValidator(_resolve)]
 ModelPath = Annotated[str, AfterValidator(_resolve_model)]
 CallablePath = Annotated[str, AfterValidator(_resolve_callable)]
+TransformName = Annotated[str, AfterValidator(_resolve_transform)]
 HarnessName = Annotated[str, AfterValidator(_resolve_harness)]

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from opengyre.config.base import PROFILES, SHIPPED_HARNESSES, Section
+from opengyre.config.base import PROFILES, SHIPPED_HARNESSES, Regex, Section
 from opengyre.config.load import read_toml
 from opengyre.config.words import problem_lines
 from opengyre.seams.errors import ConfigError
@@ -52,14 +52,6 @@ def _checked_template(text: str) -> str:
     return text
 
 
-def _checked_regex(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"expected a regular expression: {error}") from error
-    return pattern
-
-
 def _checked_home_path(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
@@ -74,7 +66,6 @@ def _checked_system_path(path: str) -> str:
 
 
 Template = Annotated[str, AfterValidator(_checked_template)]
-Regex = Annotated[str, AfterValidator(_checked_regex)]
 SystemPath = Annotated[str, AfterValidator(_checked_system_path)]
 HomePath = Annotated[str, AfterValidator(_checked_home_path)]
 ProgramName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]

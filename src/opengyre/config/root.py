@@ -8,6 +8,7 @@ type errors (see load.py). Invariant: what `find_problems` returns is empty for 
 from pydantic import Field
 
 from opengyre.config.base import Section
+from opengyre.config.reward import RewardConfig, reward_problems
 from opengyre.config.schedule import ScheduleConfig, TopologyConfig, group_problems
 from opengyre.config.sections import (
     EngineConfig,
@@ -20,7 +21,7 @@ from opengyre.config.sections import (
     StoreConfig,
     TaskSourceConfig,
 )
-from opengyre.config.training import TrainingConfig
+from opengyre.config.training import TrainingConfig, excess_problems
 
 MAX_PORT = 65_535
 
@@ -38,6 +39,7 @@ class RunConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     sampling: SamplingConfig = SamplingConfig()
     training: TrainingConfig = TrainingConfig()
+    reward: RewardConfig = RewardConfig()
     harness: HarnessConfig = HarnessConfig()
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
@@ -53,6 +55,8 @@ def find_problems(config: RunConfig) -> list[str]:
         *_task_problems(config),
         *_program_problems(config),
         *_gateway_problems(config.gateway),
+        *excess_problems(config.training),
+        *reward_problems(config.reward),
     ]
 
 

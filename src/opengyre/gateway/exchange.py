@@ -7,10 +7,12 @@ its first byte or reset after it; every admitted attempt is recorded exactly onc
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from opengyre.gateway.call_counts import count_calls
 from opengyre.gateway.connection import ClientLeft, Connection
 from opengyre.gateway.continuation import EngineRefused, Generation
 from opengyre.gateway.dialects.dialect import AnswerForm
@@ -42,7 +44,7 @@ class ExchangeParts:
     """What one exchange is made of. `num_retries`: the how-many-eth try
     its client says this is; `keep` writes its record down, or
     tells that it could not; `now_s` is the run's clock;
-    `token_bytes` tells a token's bytes."""
+    `token_bytes` tells a token's bytes; calls with `watched` in them are counted."""
 
     session: Session
     attempt: Attempt
@@ -55,6 +57,7 @@ class ExchangeParts:
     now_s: Callable[[], float]
     token_bytes: Callable[[int], bytes]
     hold_comment_s: float
+    watched: re.Pattern[str] | None = None
 
 
 class Exchange:
@@ -248,6 +251,9 @@ class Exchange:
         attempt, sampled = self._parts.attempt, self._sampled
         place, asked = attempt.place, self._parts.generation.request
         new_ids = place.prompt_ids[place.num_kept :]
+        counts = count_calls(
+            self._parser.begun, is_cut=self._finish != "stop", watched=self._parts.watched
+        )
         header = TurnRecord(
             turn=attempt.turn,
             execution=self._parts.session.execution,
@@ -272,6 +278,9 @@ class Exchange:
             top_p=asked.top_p,
             top_k=asked.top_k,
             logprob_mode=sampled.logprob_mode,
+            num_calls=counts.num_read,
+            num_malformed_calls=counts.num_malformed,
+            num_watched_calls=counts.num_watched,
         )
         return TokenRecord(
             header=header,

@@ -8,6 +8,7 @@ turn of it was told; a closed session's key opens nothing.
 import asyncio
 import hashlib
 import hmac
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -60,8 +61,9 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """`model` is the name that `/v1/models` tells; `labels` tell the role of a call. `sock`: bound
-    already, instead of `host` and `port`."""
+    """`model` is the name that `/v1/models` tells; `labels` tell the role of a call;
+    `watched` is counted in the calls of answers. `sock`: bound already, instead of `host` and
+    `port`."""
 
     max_context_tokens: int
     host: str = "127.0.0.1"
@@ -73,6 +75,7 @@ class GatewaySettings:
     model: str = "policy"
     defaults: SamplingDefaults = SamplingDefaults()
     labels: tuple[LabelRule, ...] = ()
+    watched: re.Pattern[str] | None = None
 
 
 async def _ignore(execution: str, keys: list[str]) -> None:
@@ -400,6 +403,7 @@ class Gateway:
             now_s=self._now_s,
             token_bytes=self._renderer.token_bytes,
             hold_comment_s=self._settings.hold_comment_s,
+            watched=self._settings.watched,
         )
         return Exchange(parts)
 

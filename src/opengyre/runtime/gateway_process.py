@@ -20,6 +20,7 @@ from typing import Any
 from opengyre.config.harness_profile import load_profile
 from opengyre.config.load import parse_resolved
 from opengyre.config.root import RunConfig
+from opengyre.gateway.call_counts import watched_regex
 from opengyre.gateway.continuation import Continued
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings, SamplingDefaults
 from opengyre.gateway.protocol import raise_file_limit
@@ -219,6 +220,7 @@ def gateway_settings(config: RunConfig) -> GatewaySettings:
             max_new_tokens=sampling.max_new_tokens,
         ),
         labels=label_rules(load_profile(config.harness.profile)),
+        watched=watched_regex(config.reward.watched_pattern),
     )
 
 

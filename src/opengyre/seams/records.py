@@ -32,7 +32,10 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     `fork_reason` "" when it extends its parent. `is_committed` is True once its terminal event
     was written to the client. `finish`: stop, length, cancelled, error. `role` as the wire told it:
     main, main-summary, sub-agent, sub-agent-summary, side. `protocol` is the dialect of its body;
-    `logprob_mode` the engine's (see EngineCaps), `top_k` 0 keeps all.
+    `logprob_mode` the engine's (see EngineCaps), `top_k` 0 keeps all. Each call that its answer
+    began and ended is in `num_calls`, or in `num_malformed_calls` if it has no name or its
+    arguments are no JSON object; `num_watched_calls` of `num_calls` have arguments that match
+    `reward.watched_pattern`.
     """
 
     turn: str
@@ -58,6 +61,9 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0
     logprob_mode: str = ""
+    num_calls: int = 0
+    num_malformed_calls: int = 0
+    num_watched_calls: int = 0
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
+from opengyre.gateway.call_counts import BegunCall
 from opengyre.gateway.rendering.detokenize import TextDecoder
 from opengyre.gateway.rendering.families import InReasoning, Stream
 from opengyre.gateway.rendering.markers import Markers
@@ -108,6 +109,8 @@ class AnswerParser:
         self._shown: list[str] = []
         self._reasoned: list[str] = []
         self._calls: list[Call] = []
+        self._begun: list[BegunCall] = []
+        self._is_closed = False  # the block being read
         self._is_single_done = False
         self._forced = [piece for token in plan.forced for piece in self._take(token)]
 
@@ -130,6 +133,11 @@ class AnswerParser:
         """The stop string that its text came to, or ""."""
         stop = self._visible.stop
         return stop if stop and stop in self._plan.stops else ""
+
+    @property
+    def begun(self) -> tuple[BegunCall, ...]:
+        """Each block that was to be a call and is over."""
+        return tuple(self._begun)
 
     def message(self) -> Message:
         """What the client got so far."""
@@ -324,13 +332,14 @@ class AnswerParser:
 
     def _close_call(self, *, is_whole: bool) -> list[Piece]:
         block, self._block = self._block, []
+        self._is_closed = is_whole
         if self._markers.stream is not Stream.ARGUMENTS:
-            return self._whole_calls(block) or self._show(self._text_of(block))
+            return self._whole_calls(block) or self._no_call(self._text_of(block))
         pieces = self._write_call(self._open.feed(self._decoder.flush()))
         pieces += self._write_call(self._open.close(is_whole=is_whole))
         if self._name:
             return pieces + self._end_call()
-        return self._whole_calls(block) or self._show(self._text_of(block))
+        return self._whole_calls(block) or self._no_call(self._text_of(block))
 
     def _write_call(self, arguments: str) -> list[Piece]:
         """`arguments` are the next part of the open call's."""
@@ -344,6 +353,10 @@ class AnswerParser:
         for name, arguments in found if self._plan.is_parallel else found[:1]:
             pieces += self._start_call(name) + self._add_arguments(arguments) + self._end_call()
         return pieces
+
+    def _no_call(self, text: str) -> list[Piece]:
+        self._begun.append(BegunCall(call=None, is_closed=self._is_closed))
+        return self._show(text)
 
     def _start_call(self, name: str) -> list[Piece]:
         index = len(self._calls)
@@ -360,6 +373,7 @@ class AnswerParser:
         arguments = "".join(self._arguments)
         call = Call(call_id=self._call_id, name=self._name, arguments=arguments)
         self._calls.append(call)
+        self._begun.append(BegunCall(call=call, is_closed=self._is_closed))
         self._name = ""
         self._is_single_done = not self._plan.is_parallel
         return [CallEnd(index=len(self._calls) - 1, call=call)]
@@ -369,8 +383,16 @@ class AnswerParser:
         pieces = self._whole_calls(self._ids)
         if pieces:
             return pieces
+        if self._is_call_begun():
+            self._begun.append(BegunCall(call=None, is_closed=False))
         self._visible = VisibleText(self._plan.stops, has_begun=bool(self._shown))
         return self._text("".join([*self._tail, self._decoder.flush()]), is_end=True)
+
+    def _is_call_begun(self) -> bool:
+        """In the tail. A brace begins any JSON, a call only with a name."""
+        if self._markers.is_opener_first:
+            return '"name"' in "".join(self._tail)
+        return bool(self._markers.opener) and self._visible.stop == self._markers.opener
 
     def _text_of(self, ids: list[int]) -> str:
         decoder = TextDecoder(self._markers.table)

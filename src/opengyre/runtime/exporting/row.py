@@ -9,7 +9,7 @@ import msgspec
 from opengyre.gateway.request import Message
 from opengyre.seams.records import Span
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class ExportedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +77,9 @@ class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float
     held_s: float
     num_continuations: int
+    num_calls: int
+    num_malformed_calls: int
+    num_watched_calls: int
     segment: int
     offset_bytes: int
     problem: str

@@ -24,10 +24,8 @@ from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.seams.records import TokenRecord, TurnRecord
 from opengyre.store.outcomes import ExecutionOutcome
 from opengyre.store.segments import SegmentReader
-from opengyre.trajectory.rows import Reason
+from opengyre.trajectory.account import Reason
 
-RELAUNCHED = "relaunched"
-EVALUATION = "evaluation"
 _ANY_CONTEXT = 2**31
 _NOT_TOLD = ExecutionOutcome(execution="")
 _NO_MESSAGE = Message(role=Role.ASSISTANT)
@@ -61,7 +59,7 @@ def _execution_rows(recorded: Recorded, name: str) -> Iterator[TurnRow]:
         is_standing = header.is_committed and standing[header.turn] == header.attempt
         trained = ranges.get(header.turn, []) if is_standing else []
         marks = _Marks(
-            reason=_not_trainable(header, standing, outcome, recorded.untrained_roles),
+            reason=_not_trainable(header, standing, outcome, recorded.trained_roles),
             trained=[TokenRange(start=a, end=b) for a, b in trained] if recorded.has_run else None,
         )
         yield _row(record, _content(session, record, nodes), marks=marks, outcome=outcome)
@@ -162,6 +160,9 @@ def _row(
         top_k=header.top_k,
         held_s=header.held_s,
         num_continuations=header.num_continuations,
+        num_calls=header.num_calls,
+        num_malformed_calls=header.num_malformed_calls,
+        num_watched_calls=header.num_watched_calls,
         segment=header.ref.segment,
         offset_bytes=header.ref.offset_bytes,
         problem=content.problem,
@@ -182,19 +183,19 @@ def _not_trainable(
     header: TurnRecord,
     standing: dict[str, int],
     outcome: ExecutionOutcome,
-    untrained_roles: Sequence[str],
+    trained_roles: Sequence[str],
 ) -> str:
     """Why no token of this attempt is one to train; "" if some are, as far as is known."""
+    if turn_number(header.turn) <= outcome.num_dropped_turns:
+        return Reason.RELAUNCHED
     if not header.is_committed:
         return Reason.NOT_COMMITTED
     if standing[header.turn] != header.attempt:
         return Reason.SUPERSEDED_ATTEMPT
-    if turn_number(header.turn) <= outcome.num_dropped_turns:
-        return RELAUNCHED
-    if header.role in untrained_roles:
+    if header.role not in trained_roles:
         return Reason.UNTRAINED_ROLE
     if outcome.is_evaluation:
-        return EVALUATION
+        return Reason.EVALUATION
     if outcome.outcome is not None and outcome.reward is None:
         return Reason.NO_VERDICT
     return ""

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from opengyre.config.harness_profile import load_profile
+from opengyre.config.watched import WATCHED_PATTERN
 from opengyre.engines.http_stream import parse_origin
 from opengyre.engines.probe import EngineKind
+from opengyre.gateway.call_counts import watched_regex
 from opengyre.gateway.continuation import Continued
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
 from opengyre.gateway.protocol import raise_file_limit
@@ -111,6 +113,7 @@ async def serve(
                 port=settings.port,
                 model=settings.model.resolve().name,
                 labels=labels,
+                watched=watched_regex(WATCHED_PATTERN),
             ),
             renderer=renderer,
             recorder=recorder,

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from opengyre.config.harness_profile import HarnessProfile
+from opengyre.config.watched import WATCHED_PATTERN
+from opengyre.gateway.call_counts import watched_regex
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
 from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.harness.profiles import Staged, open_harness, stage_agent
@@ -135,6 +137,7 @@ async def _open_gateway(
                 max_context_tokens=settings.context_tokens,
                 model=MODEL_NAME,
                 labels=label_rules(settings.profile),
+                watched=watched_regex(WATCHED_PATTERN),
                 hold_comment_s=settings.hold_comment_s,
                 hold_max_s=settings.hold_max_s,
             ),
