@@ -9,7 +9,8 @@ from msgspec import structs
 
 from opengyre.gateway.request import Call, Message, Request, Role
 from opengyre.gateway.sessions import Session
-from opengyre.gateway.turns import Attempt, ForkReason, Incoming, full_ids
+from opengyre.gateway.turns import Attempt, Incoming, full_ids
+from opengyre.trajectory.turns import ForkReason
 
 TURNS = (
     Said(calls=(("bash", {"command": "ls  ", "count": 5000.0}),)),

@@ -19,8 +19,9 @@ from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.gateway.request import Answer, Message, Refusal, Role, Usage
 from opengyre.gateway.restoring import Earlier, restore_session
 from opengyre.gateway.sessions import Session
-from opengyre.gateway.turns import Attempt, ForkReason, Incoming, Place
+from opengyre.gateway.turns import Attempt, Incoming, Place
 from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
+from opengyre.trajectory.turns import ForkReason
 
 RENDERER = load_renderer(MODEL)
 NOWHERE = SegmentRef(segment=-1, offset_bytes=-1, crc32=0)

@@ -18,7 +18,6 @@ from opengyre.control.scheduler import Scheduler
 from opengyre.engines.scripted import pseudo_logprob
 from opengyre.gateway.gateway import turn_seed
 from opengyre.gateway.request import Sampling
-from opengyre.gateway.turns import ForkReason
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import SegmentRef, TokenRecord, TurnRecord
 from opengyre.store.checkpoints import Checkpoints
@@ -26,6 +25,7 @@ from opengyre.store.journal import Row
 from opengyre.store.observations import TurnRecorded
 from opengyre.store.run_folder import RunFolder
 from opengyre.store.segments import SegmentReader, segment_numbers
+from opengyre.trajectory.turns import ForkReason
 from opengyre.views.check_control import (
     Boundaries,
     Coverage,

@@ -12,7 +12,8 @@ from opengyre.gateway.history import Keys, is_same_reasoning
 from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.gateway.request import Call, Message, Refusal, Request, Role
 from opengyre.gateway.sessions import Session
-from opengyre.gateway.turns import Attempt, ForkReason, Incoming, Node, full_ids
+from opengyre.gateway.turns import Attempt, Incoming, Node, full_ids
+from opengyre.trajectory.turns import ForkReason
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
 TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""Settings of the update: `[training]`. Letters and formulas follow the GSPO variant of the paper.
+"""Settings of the update: `[training]`. docs/objectives.md has the formulas.
 
 Owns: keys, defaults, bounds. Must not know: how gradients are summed or who computes them.
 """
@@ -8,26 +8,59 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from opengyre.config.base import Section
+from opengyre.config.objectives import Advantage, Averaging, ObjectiveName, defaults_of
 
 Role = Literal["main", "main-summary", "sub-agent", "sub-agent-summary", "side"]
+Excess = Literal["train", "mask", "drop"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrainingConfig(Section):
     """Objective, advantage and optimizer."""
 
+    objective: ObjectiveName = Field(
+        default="gspo_paper",
+        description="loss of a token: gspo_paper, gspo, grpo, dr_grpo, cispo, or a function of "
+        "yours as file.py:function or module:function",
+    )
     old: Literal["rollout", "step"] = Field(
         default="rollout",
         description="logprobs the ratio is taken against: recorded, or of the same pass",
     )
     clip_low: float = Field(
-        default=0.995, gt=0, le=1, description="lower end of the ratio interval"
+        default_factory=lambda data: defaults_of(data["objective"]).clip_low,
+        ge=0,
+        le=1,
+        description='lower end of the ratio interval, with old = "rollout" (default the '
+        "objective's, 0.995)",
     )
     clip_high: float = Field(
-        default=1.005, ge=1, le=100, description="upper end of the ratio interval"
+        default_factory=lambda data: defaults_of(data["objective"]).clip_high,
+        ge=1,
+        le=100,
+        description='upper end of the ratio interval, with old = "rollout" (default the '
+        "objective's, 1.005)",
     )
     max_token_weight: float = Field(
         default=5.0, ge=1, le=1000, description='cap on a token\'s importance weight (old = "step")'
+    )
+    averaging: Averaging = Field(
+        default_factory=lambda data: defaults_of(data["objective"]).averaging,
+        description="mean over an execution's tokens and then over executions (execution), over "
+        "all tokens (token), or sum by a constant for each execution (constant); default the "
+        "objective's, execution",
+    )
+    averaging_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description='constant of averaging = "constant"; left out: sampling.context_tokens',
+    )
+    kl_coefficient: float = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="weight of the divergence from the initial weights, of which every cell then "
+        "keeps a copy; 0 keeps none",
     )
     learning_rate: float = Field(
         default=1e-6, gt=0, le=1, description="AdamW step size after warm-up"
@@ -41,15 +74,34 @@ class TrainingConfig(Section):
         default=1.0, gt=0, description="norm the averaged gradient is clipped to"
     )
     micro_step_tokens: int = Field(default=8192, ge=1, description="most tokens in one micro-step")
-    advantage: Literal["mean_std", "mean"] = Field(
-        default="mean_std",
+    advantage: Advantage = Field(
+        default_factory=lambda data: defaults_of(data["objective"]).advantage,
         description="(R - mean) / (std + eps) over a group's valid members, or R - mean",
     )
     advantage_eps: float = Field(default=1e-6, gt=0, le=1, description="eps of the advantage")
-    untrained_roles: tuple[Role, ...] = Field(
-        default=("side",),
-        description="roles whose calls are recorded and not trained: main, main-summary, "
-        "sub-agent, sub-agent-summary, side",
+    truncated: Excess = Field(
+        default="train",
+        description="executions ended by their deadline, or whose last main turn was cut by its "
+        "length: train; mask: only their reward counts; drop: they take no part",
+    )
+    overlong: Excess = Field(
+        default="train", description="the same of executions above overlong_tokens"
+    )
+    overlong_tokens: int = Field(
+        default=0, ge=0, description="most sampled tokens of one execution; 0 is no bound"
+    )
+    max_paths: int = Field(
+        default=5, ge=0, le=10_000, description="most paths of one execution (J_max); 0: all"
+    )
+    trained_roles: tuple[Role, ...] = Field(
+        default=("main", "main-summary", "sub-agent", "sub-agent-summary"),
+        min_length=1,
+        description="roles whose calls are trained, paths of the first drawn first; calls of "
+        "other roles are recorded and only context",
+    )
+    layout: Literal["tree", "path"] = Field(
+        default="tree",
+        description="compute what the paths of an execution share once, or path by path",
     )
     emulated_tokens_per_s: float = Field(
         default=20_000.0,
@@ -57,3 +109,13 @@ class TrainingConfig(Section):
         le=1e9,
         description='speed of a cell with topology.cell = "emulated"; 0 takes no time',
     )
+
+
+def excess_problems(training: TrainingConfig) -> list[str]:
+    """`overlong` and `overlong_tokens` mean something together only."""
+    if (training.overlong == "train") == (training.overlong_tokens == 0):
+        return []
+    return [
+        f"training.overlong_tokens = {training.overlong_tokens}: expected a bound if and only if "
+        f'training.overlong is "mask" or "drop"; it is "{training.overlong}"'
+    ]

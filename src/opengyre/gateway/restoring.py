@@ -15,9 +15,10 @@ from opengyre.gateway.dialects.registry import DIALECTS
 from opengyre.gateway.history import Keys, call_key
 from opengyre.gateway.request import Message, Refusal, Request, Role
 from opengyre.gateway.sessions import Session
-from opengyre.gateway.turns import Attempt, ForkReason, Incoming, Node, Place, full_ids
+from opengyre.gateway.turns import Attempt, Incoming, Node, Place, full_ids
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import TokenRecord
+from opengyre.trajectory.turns import ForkReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

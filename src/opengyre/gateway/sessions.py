@@ -26,7 +26,6 @@ from opengyre.gateway.request import Call, ChoiceMode, Message, Refusal, Request
 from opengyre.gateway.turns import (
     Attempt,
     Cut,
-    ForkReason,
     History,
     Incoming,
     Node,
@@ -35,6 +34,7 @@ from opengyre.gateway.turns import (
     holder,
     num_kept_of,
 )
+from opengyre.trajectory.turns import ForkReason
 
 _NUM_KEPT_BODIES = 8
 _NUM_KEPT_CUTS = 4

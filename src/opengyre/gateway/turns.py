@@ -7,20 +7,11 @@ to have them; what is kept for long has neither a prompt nor a body of its own.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any, Self
 
 from opengyre.gateway.history import Keys
 from opengyre.gateway.request import Message, Request, Tool
-
-
-class ForkReason(StrEnum):
-    NONE = ""
-    NEW_ROOT = "new root: no known turn is in its history"
-    REWRITTEN_TURN = "an assistant message after the known history is not ours"
-    REWRITTEN_REASONING = "reasoning was rewritten"
-    NO_BRIDGE = "the chat format cannot be extended by these messages"
-    KEPT_PARTS = "whole parts of an answer that was cut are its history"
+from opengyre.trajectory.turns import ForkReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

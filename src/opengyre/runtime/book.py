@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from opengyre.seams.records import TurnRecord
 from opengyre.seams.tasks import Task, TaskSource
+from opengyre.trajectory.account import Reason
 
 
 class HeldBy(StrEnum):
@@ -46,8 +47,10 @@ class HeldTime:
 @dataclass(slots=True)
 class Execution:
     """`group` is None for an eval execution. `turns` are those of the present launch, after the
-    `first_turn` turns of earlier ones; `told` are (turn, attempt) of all launches. `is_cut`: its
-    gateway died and no turn of it came since."""
+    `first_turn` turns of earlier ones, which are in `given_up`; `told` are (turn, attempt) of all
+    launches. `is_cut`: its gateway died and no turn of it came since. `reward` is raw, `shaped` None
+    where no transform applied; `exclusion`: why it takes no part in its group though it has a
+    reward; `masked`: why none of its tokens is trained though it takes part."""
 
     execution: str
     task: Task
@@ -56,14 +59,25 @@ class Execution:
     version: int
     seed: int
     turns: list[TurnRecord] = field(default_factory=list)
+    given_up: list[TurnRecord] = field(default_factory=list)
     told: set[tuple[str, int]] = field(default_factory=set)
     first_turn: int = 0
     last_turn: int = 0
     is_cut: bool = False
     held: HeldTime = field(default_factory=HeldTime)
     reward: float | None = None
+    shaped: float | None = None
+    exclusion: Reason | None = None
+    masked: Reason | None = None
     has_verdict: bool = False
     num_launches: int = 0
+
+    @property
+    def value(self) -> float | None:
+        """What its group compares; None: it takes no part."""
+        if self.exclusion is not None:
+            return None
+        return self.reward if self.shaped is None else self.shaped
 
 
 def turn_number(turn: str) -> int:
@@ -114,15 +128,15 @@ class Book:
         one.is_cut = False
         number = turn_number(turn.turn)
         one.last_turn = max(one.last_turn, number)
-        if number > one.first_turn:
-            one.turns.append(turn)
+        (one.turns if number > one.first_turn else one.given_up).append(turn)
         return True
 
     def begin_launch(self, one: Execution) -> None:
-        """Turn numbers go on; what an earlier launch told is dropped."""
+        """Turn numbers go on; what an earlier launch told is not trained."""
         one.num_launches += 1
         one.first_turn = one.last_turn
         one.is_cut = False
+        one.given_up += one.turns
         one.turns.clear()
 
     def rewards_of(self, group: str) -> list[tuple[str, float | None]]:
@@ -137,8 +151,10 @@ class Book:
     def forget_group(self, group: str) -> None:
         """A consumed or void group needs no turns any more; memory stays bounded."""
         for name in self.members[group]:
-            self.executions[name].turns.clear()
-            self.executions[name].told.clear()
+            one = self.executions[name]
+            one.turns.clear()
+            one.given_up.clear()
+            one.told.clear()
 
     def _add(self, name: str, task: Task, *, group: str | None, burst: int, version: int) -> None:
         seed = zlib.crc32(f"{self._seed}/{name}".encode())

@@ -10,6 +10,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ from opengyre.runtime.opening import OpenRun, open_run
 from opengyre.runtime.prepare import Prepared, harness_of, limits_of
 from opengyre.runtime.processes import Processes
 from opengyre.runtime.results import Results, run_started
-from opengyre.runtime.rows import TrainingRows
+from opengyre.runtime.rewards import Rewards, excess_settings
+from opengyre.runtime.step_figures import figures_of
 from opengyre.runtime.steps import CORE, StepParts, Steps
 from opengyre.runtime.supervise import Durable, Places, Supervisor, SupervisorParts
 from opengyre.runtime.told import Told
+from opengyre.runtime.trained_groups import TrainedGroups
 from opengyre.seams.errors import BoundaryError, ConfigError, words_of
 from opengyre.store.checkpoints import Checkpoints
 from opengyre.store.codec import JournalValue
@@ -72,7 +75,7 @@ class Run:
         self.inbox = Inbox()
         self.scheduler = Scheduler(prepared.scheduler)
         self.book = Book(train=prepared.train, evaluation=prepared.evaluation, seed=config.run.seed)
-        self._rows = TrainingRows(
+        self._groups = TrainedGroups(
             self.book, SegmentReader(opened.folder.tokens), config=config.training
         )
         self._durable: Durable | None = None
@@ -214,15 +217,17 @@ class Run:
         )
 
         def make_stream(step: int, version: int) -> StepStream:
-            return StepStream(step, version=version, rows_of=self._rows.rows_of, settings=settings)
+            bundles_of = self._groups.bundles_of
+            return StepStream(step, version=version, bundles_of=bundles_of, settings=settings)
 
         return StepParts(
             processes=self.processes,
             inbox=self.inbox,
             observe=self.observe,
             make_stream=make_stream,
-            mean_reward=self.book.mean_reward,
+            figures=partial(figures_of, self._groups),
             max_groups=config.schedule.groups_per_step,
+            budget_tokens=settings.budget_tokens,
             now_s=self._now_s,
         )
 
@@ -238,6 +243,11 @@ class Run:
             sandbox=sandbox.sandbox,
             harness=harness_of(self.opened.prepared, staged),
             grader=ScriptGrader(run=sandbox.sandbox.run, limits=limits),
+            rewards=Rewards(
+                self.opened.prepared.transforms,
+                excess=excess_settings(config.training),
+                say=lambda words: self.notes.append((self._now_s(), words)),
+            ),
             limits=limits,
             model=MODEL_NAME,
             folder=self.opened.work,
@@ -263,7 +273,7 @@ class Run:
         """A durable step is not redone: nobody asks for its groups' turns and rows again."""
         for report in self.step_reports[self._num_forgotten :]:
             for group in report["groups"]:
-                self._rows.forget(group)
+                self._groups.forget(group)
                 self.book.forget_group(group)
         self._num_forgotten = len(self.step_reports)
 

@@ -19,7 +19,8 @@ from opengyre.control.ids import GroupId
 from opengyre.runtime import messages as m
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.processes import Processes
-from opengyre.seams.cells import MicroStep, Segment, StepCounts, UpdateNorms
+from opengyre.runtime.step_figures import StepFigures
+from opengyre.seams.cells import MicroStep, StepCounts, TrainedPath, UpdateNorms
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Descriptor
 from opengyre.store.observations import (
@@ -56,14 +57,16 @@ class OpenedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """`make_stream(step, version)`; `mean_reward(groups)` over their verdicts; `max_groups` B."""
+    """`make_stream(step, version)`; `figures(groups)` of what they trained; `max_groups` B;
+    `budget_tokens` of a micro-step."""
 
     processes: Processes
     inbox: Inbox
     observe: Callable[[AnyObservation], None]
     make_stream: Callable[[int, int], StepStream]
-    mean_reward: Callable[[tuple[str, ...]], float | None]
+    figures: Callable[[tuple[str, ...]], StepFigures]
     max_groups: int
+    budget_tokens: int
     now_s: Callable[[], float]
 
 
@@ -264,6 +267,8 @@ class Steps:
         self, opened: OpenedStep, counts: StepCounts, norms: UpdateNorms, version: int
     ) -> None:
         groups = opened.stream.assigned
+        figures = self._parts.figures(groups)
+        made = [one for _, one in opened.claimed.values()]
         self._observe(
             StepReport(
                 step=opened.step,
@@ -277,7 +282,13 @@ class Steps:
                 grad_norm=norms.grad_norm if math.isfinite(norms.grad_norm) else None,
                 is_applied=norms.is_applied,
                 is_short=len(groups) < self._parts.max_groups,
-                mean_reward=self._parts.mean_reward(groups),
+                mean_reward=figures.mean_reward,
+                mean_shaped=figures.mean_shaped,
+                watched_share=figures.watched_share,
+                members=figures.members,
+                num_flat_tokens=sum(len(one.token_ids) for one in made),
+                num_repeated_tokens=sum(one.num_repeated_tokens for one in made),
+                fill=_fill(made, self._parts.budget_tokens),
                 opened_s=opened.opened_s,
                 closed_s=self._now_s(),
             )
@@ -307,33 +318,45 @@ def _done_row(told: m.Finished, micro_step: MicroStep) -> MicroStepDone:
         step=told.step,
         number=told.number,
         cell=told.cell,
-        groups=list(dict.fromkeys(segment.group for segment in micro_step.segments)),
+        groups=list(dict.fromkeys(path.group for path in micro_step.paths)),
         num_tokens=told.num_tokens,
         run_s=told.run_s,
-        paths=[_digest(micro_step, segment) for segment in micro_step.segments],
+        paths=[_digest(micro_step, path) for path in micro_step.paths],
     )
 
 
-def _digest(micro_step: MicroStep, segment: Segment) -> PathDigest:
+def _digest(micro_step: MicroStep, path: TrainedPath) -> PathDigest:
     """What was trained, so that it can be compared with what the engines sampled (P10)."""
-    ids = micro_step.token_ids[segment.start : segment.end]
-    mask = micro_step.mask[segment.start : segment.end]
-    logprobs = micro_step.logprobs[segment.start : segment.end]
-    trained = [value for value, is_trained in zip(logprobs, mask, strict=True) if is_trained]
+    ids = [token for a, b in path.pieces for token in micro_step.token_ids[a:b]]
+    logprobs = [value for a, b in path.trained for value in micro_step.logprobs[a:b]]
     return PathDigest(
-        execution=segment.execution,
-        group=segment.group,
-        turn="",
+        execution=path.execution,
+        group=path.group,
+        turn=path.turn,
         num_tokens=len(ids),
         ids_crc32=crc32(array("i", ids).tobytes()),
-        trained=_ranges(mask),
-        logprobs_crc32=crc32(array("f", trained).tobytes()),
+        trained=_depths(path),
+        logprobs_crc32=crc32(array("f", logprobs).tobytes()),
     )
 
 
-def _ranges(mask: list[int]) -> list[tuple[int, int]]:
-    """[start, end) of each run of ones."""
-    edges = [0, *mask, 0]
-    starts = [i for i in range(len(mask)) if edges[i + 1] and not edges[i]]
-    ends = [i + 1 for i in range(len(mask)) if edges[i + 1] and not edges[i + 2]]
-    return list(zip(starts, ends, strict=True))
+def _depths(path: TrainedPath) -> list[tuple[int, int]]:
+    """The flat ranges that a path trains as depths of its line, neighbours joined."""
+    depths: list[tuple[int, int]] = []
+    for start, end in path.trained:
+        before = 0
+        for low, high in path.pieces:
+            if low <= start < high:
+                begin = before + start - low
+                if depths and depths[-1][1] == begin:
+                    begin = depths.pop()[0]
+                depths.append((begin, before + end - low))
+            before += high - low
+    return depths
+
+
+def _fill(made: list[MicroStep], budget_tokens: int) -> float | None:
+    """Mean share of the budget that micro-steps with tokens used; over 1 with a path longer
+    than it. None if there was none."""
+    sizes = [len(one.token_ids) for one in made if one.token_ids]
+    return sum(sizes) / (len(sizes) * budget_tokens) if sizes else None

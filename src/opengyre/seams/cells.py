@@ -13,18 +13,32 @@ import numpy as np
 
 from opengyre.seams.weights import Descriptor
 
+Range = tuple[int, int]
+"""[start, end) of the flat tokens of a micro-step."""
+
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """One path inside a micro-step: tokens [start, end) of the flat row.
+    """Flat tokens [start, end), each of which sees `ancestors` (flat ranges of earlier segments, in
+    order) and its own segment so far. No ancestors: a path from its first token on."""
 
-    `advantage` A_e; `num_path_tokens` T_j; `num_execution_tokens` T_e (all trainable tokens of
-    the execution over its paths), so T_j / T_e is this path's share of one execution.
+    start: int
+    end: int
+    ancestors: list[Range] = []
+
+
+class TrainedPath(msgspec.Struct, frozen=True, kw_only=True):
+    """One path. `pieces`, joined, are its whole line; `trained` are the flat tokens it trains, each
+    of which is in one path only. No pieces: it is counted and nothing of it is computed.
+
+    `turn` is its leaf's; `advantage` A_e; `num_path_tokens` T_j; `num_execution_tokens` T_e (over
+    all paths of the execution), so T_j / T_e is this path's share of one execution.
     """
 
     execution: str
     group: str
-    start: int
-    end: int
+    turn: str
+    pieces: list[Range]
+    trained: list[Range]
     advantage: float
     num_path_tokens: int
     num_execution_tokens: int
@@ -33,9 +47,9 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 class MicroStep(msgspec.Struct, frozen=True, kw_only=True):
     """Packed rows: flat arrays of length T (tokens over all segments).
 
-    `mask` 1 where the token was sampled by the policy and is trained; `logprobs` are the
-    sampling logprobs there (0 elsewhere); `versions` the policy_version that sampled it.
-    Numbers within a step count from 0 and are never reused in it.
+    `position_ids` are depths in a token's own line; `logprobs` the sampling logprobs (0 where
+    nothing was sampled). Numbers within a step count from 0 and are never reused in it.
+    `num_repeated_tokens`: what the same paths would take one by one.
     """
 
     step: int
@@ -43,10 +57,14 @@ class MicroStep(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     token_ids: list[int]
     position_ids: list[int]
-    mask: list[int]
     logprobs: list[float]
-    versions: list[int]
     segments: list[Segment]
+    paths: list[TrainedPath]
+    num_repeated_tokens: int = 0
+
+    @property
+    def num_trained_tokens(self) -> int:
+        return sum(end - start for path in self.paths for start, end in path.trained)
 
 
 class StepCounts(msgspec.Struct, frozen=True, kw_only=True):

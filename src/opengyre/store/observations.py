@@ -135,9 +135,9 @@ class GatewayLost(Observation, frozen=True, kw_only=True):
 class PathDigest(msgspec.Struct, frozen=True, kw_only=True):
     """What one path inside a micro-step was, without its tokens.
 
-    `turn` is its leaf ("" if unknown); `ids_crc32` is over all ids of the path as int32 little
-    endian; `trained` the ranges [start, end) of trained positions; `logprobs_crc32` is over the
-    sampling logprobs at those positions as float32.
+    `turn` is its leaf; `ids_crc32` is over all ids of the path as int32 little endian (none if it
+    was only counted); `trained` the ranges [start, end) of trained positions; `logprobs_crc32` is
+    over the sampling logprobs at those positions as float32.
     """
 
     execution: str
@@ -178,9 +178,31 @@ class MemberJoined(Observation, frozen=True, kw_only=True):
     pull_s: float
 
 
+class MemberAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one execution of a consumed group: its raw and shaped reward, its advantage
+    (None: it took no part), and where every token that was sampled for it ended (P11). `masked`
+    and `dropped` are numbers of tokens by reason."""
+
+    execution: str
+    reward: float | None
+    shaped: float | None
+    advantage: float | None
+    sampled: int
+    trained: int
+    masked: dict[str, int] = {}
+    dropped: dict[str, int] = {}
+
+
 class StepReport(Observation, frozen=True, kw_only=True):
     """One accepted step. `groups` are those consumed, `micro_steps` the numbers summed into the
-    update; `loss` is the mean per token, None where nothing was trainable or not finite."""
+    update; `loss` is the mean per token, None where nothing was trainable or not finite.
+
+    `mean_reward` is of raw rewards, `mean_shaped` of what advantages were taken of.
+    `watched_share`: of the executions with the best reward of their group, how many made a call
+    that touched what is watched (test files). `num_flat_tokens` went through the model,
+    `num_repeated_tokens` would have, path by path; `fill` is the mean share of the budget that a
+    micro-step used.
+    """
 
     step: int
     version_before: int
@@ -196,6 +218,12 @@ class StepReport(Observation, frozen=True, kw_only=True):
     mean_reward: float | None
     opened_s: float
     closed_s: float
+    mean_shaped: float | None = None
+    watched_share: float | None = None
+    members: list[MemberAccount] = []
+    num_flat_tokens: int = 0
+    num_repeated_tokens: int = 0
+    fill: float | None = None
 
 
 class VersionPublished(Observation, frozen=True, kw_only=True):

@@ -121,7 +121,7 @@ class EmbeddedCell:
         self._ledger.check_micro_step(micro_step)
         for parameter in self._parameters.values():
             parameter.grad = None
-        num_tokens = sum(micro_step.mask)
+        num_tokens = micro_step.num_trained_tokens
         loss, num_clipped = self._backward(micro_step) if num_tokens else (0.0, 0)
         sums.take_gradients(self._parameters)
         return self._ledger.add(
@@ -206,14 +206,13 @@ class EmbeddedCell:
         """Adds this micro-step's gradient to `.grad`; returns its loss sum and tokens cut."""
         dtype = self._held_sums().flat.dtype
         device = self._held_sums().flat.device
-        targets = torch.tensor(micro_step.mask).nonzero()[:, 0].to(device)
-        segments = [one for one in micro_step.segments if one.start < one.end]
+        targets = _targets(micro_step).to(device)
         trained = _trained_tokens(micro_step, targets, dtype)
         logp_new = trained_logprobs(
             self._module,
             token_ids=torch.tensor(micro_step.token_ids, device=device),
             position_ids=torch.tensor(micro_step.position_ids, device=device),
-            segment_bounds=[(one.start, one.end) for one in segments],
+            segments=micro_step.segments,
             targets=targets,
             temperature=self._settings.temperature,
         )
@@ -257,15 +256,21 @@ class EmbeddedCell:
                 parameter.copy_(tensors[name])
 
 
+def _targets(micro_step: MicroStep) -> Tensor:
+    """Flat positions of all trained tokens, path by path, shape [M]."""
+    ranges = [torch.arange(a, b) for path in micro_step.paths for a, b in path.trained]
+    return torch.cat(ranges)
+
+
 def _trained_tokens(micro_step: MicroStep, targets: Tensor, dtype: torch.dtype) -> Trained:
-    """Per-token and per-path tensors of the segments with tokens; checks T_j against the mask."""
-    segments = [one for one in micro_step.segments if one.start < one.end]
-    nums = [sum(micro_step.mask[one.start : one.end]) for one in segments]
-    for one, num_trained in zip(segments, nums, strict=True):
-        if num_trained != one.num_path_tokens or micro_step.mask[one.start]:
-            raise InvariantError(f"mask of {one.execution} in {micro_step.number} is wrong")
+    """Per-token and per-path tensors of the paths with tokens; checks T_j against what is there."""
+    paths = [one for one in micro_step.paths if one.trained]
+    nums = [sum(b - a for a, b in one.trained) for one in paths]
+    for one, num_trained in zip(paths, nums, strict=True):
+        if num_trained != one.num_path_tokens or one.trained[0][0] == one.pieces[0][0]:
+            raise InvariantError(f"what {one.turn} trains in {micro_step.number} is wrong")
     device = targets.device
-    path_of_token = torch.repeat_interleave(torch.arange(len(segments)), torch.tensor(nums))
+    path_of_token = torch.repeat_interleave(torch.arange(len(paths)), torch.tensor(nums))
 
     def numbers(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
@@ -273,9 +278,9 @@ def _trained_tokens(micro_step: MicroStep, targets: Tensor, dtype: torch.dtype) 
     return Trained(
         logp_rollout=numbers(micro_step.logprobs)[targets],
         path_of_token=path_of_token.to(device),
-        advantages=numbers([one.advantage for one in segments]),
+        advantages=numbers([one.advantage for one in paths]),
         num_path_tokens=numbers(nums),
-        num_execution_tokens=numbers([one.num_execution_tokens for one in segments]),
+        num_execution_tokens=numbers([one.num_execution_tokens for one in paths]),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from opengyre.seams.cells import MicroStep, Segment, StepCounts, UpdateNorms
+from opengyre.seams.cells import MicroStep, StepCounts, TrainedPath, UpdateNorms
 from opengyre.seams.weights import Descriptor, WeightPlane
 from opengyre.trainer.sums import StepLedger
 from opengyre.trainer.wire import execution_share
@@ -65,12 +65,12 @@ class EmulatedCell:
         self._ledger.check_micro_step(micro_step)
         if self._settings.tokens_per_s > 0:
             time.sleep(len(micro_step.token_ids) / self._settings.tokens_per_s)
-        for segment in micro_step.segments:
-            _add_segment(self._sums, micro_step, segment)
+        for path in micro_step.paths:
+            _add_path(self._sums, micro_step, path)
         return self._ledger.add(
             StepCounts(
                 num_executions=execution_share(micro_step),
-                num_tokens=sum(micro_step.mask),
+                num_tokens=micro_step.num_trained_tokens,
                 micro_steps=[micro_step.number],
             )
         )
@@ -133,12 +133,11 @@ class EmulatedCell:
         return {NAME: self._weights.copy()}
 
 
-def _add_segment(sums: _Vector, made: MicroStep, segment: Segment) -> None:
+def _add_path(sums: _Vector, made: MicroStep, path: TrainedPath) -> None:
     """Each trained token adds an integer of (execution, position, id, advantage) to one weight."""
-    here = slice(segment.start, segment.end)
-    mask = np.array(made.mask[here], dtype=bool)
-    ids = np.array(made.token_ids[here], dtype=np.int64)[mask]
-    positions = np.array(made.position_ids[here], dtype=np.int64)[mask]
-    salt = zlib.crc32(f"{segment.execution}:{segment.advantage!r}".encode())
-    mixed = (ids * 1_000_003 + positions * 8_191 + salt) % 2_147_483_647
-    np.add.at(sums, mixed % len(sums), mixed // len(sums) - 2**24)
+    salt = zlib.crc32(f"{path.execution}:{path.advantage!r}".encode())
+    for start, end in path.trained:
+        ids = np.array(made.token_ids[start:end], dtype=np.int64)
+        positions = np.array(made.position_ids[start:end], dtype=np.int64)
+        mixed = (ids * 1_000_003 + positions * 8_191 + salt) % 2_147_483_647
+        np.add.at(sums, mixed % len(sums), mixed // len(sums) - 2**24)

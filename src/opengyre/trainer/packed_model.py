@@ -1,8 +1,8 @@
-"""A causal language model over packed rows: logprobs of trained tokens, segment by segment.
+"""A causal language model over packed rows: logprobs of trained tokens, each in its own line.
 
-Owns: the attention function that keeps segments apart. Must not know losses or steps.
-Invariants: a token sees only earlier tokens of its own segment; positions start at 0 in each
-segment; the head runs only where a trained token is predicted.
+Owns: the attention function that keeps lines apart. Must not know losses or steps. Invariants: a
+token sees its segment so far and the segment's ancestors, nothing else, so a tree's token is
+computed once for all lines that hold it; the head runs only where a trained token is predicted.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from opengyre.seams.cells import Segment
 from opengyre.seams.errors import BoundaryError
 
 ATTENTION = "gyre_packed"
@@ -21,23 +22,51 @@ ATTENTION = "gyre_packed"
 def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each segment. query [1, heads, T, dim], key and value
-    [1, kv heads, T, dim]; returns [1, T, heads, dim]. The option `segment_bounds`, (start, end)
-    pairs, covers all T tokens. Raises BoundaryError for a layer with a sliding window."""
+    """Causal attention along each token's line. query [1, heads, T, dim], key and value
+    [1, kv heads, T, dim]; returns [1, T, heads, dim]. The option `segments` covers all T tokens in
+    order. Raises BoundaryError for a layer with a sliding window."""
     if options.get("sliding_window") is not None:
         raise BoundaryError("trainer", "sliding-window attention cannot be packed", retryable=False)
+    scale = options.get("scaling")
+    is_grouped = query.shape[1] != key.shape[1]
     outputs = [
         functional.scaled_dot_product_attention(
-            query[:, :, start:end],
-            key[:, :, start:end],
-            value[:, :, start:end],
-            is_causal=True,
-            scale=options.get("scaling"),
-            enable_gqa=query.shape[1] != key.shape[1],
+            query[:, :, one.start : one.end],
+            _along(key, one),
+            _along(value, one),
+            attn_mask=_mask(one, query.device),
+            is_causal=not one.ancestors,
+            scale=scale,
+            enable_gqa=is_grouped,
         )
-        for start, end in options["segment_bounds"]
+        for one in options["segments"]
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+def _along(states: Tensor, segment: Segment) -> Tensor:
+    """Keys or values of the line that ends with `segment`."""
+    ranges = [*segment.ancestors, (segment.start, segment.end)]
+    return torch.cat([states[:, :, a:b] for a, b in ranges], dim=2)
+
+
+def _mask(segment: Segment, device: torch.device) -> Tensor | None:
+    """A token of a branch sees all ancestors, and its branch so far; None: causal says it all."""
+    if not segment.ancestors:
+        return None
+    num_own = segment.end - segment.start
+    num_all = num_own + sum(b - a for a, b in segment.ancestors)
+    whole = torch.ones(num_own, num_all, dtype=torch.bool, device=device)
+    return whole.tril(num_all - num_own)
+
+
+def predecessors(segments: Sequence[Segment], targets: Tensor) -> Tensor:
+    """Flat position of the token before each of `targets` in its line, shape [M]."""
+    before = targets - 1
+    for one in segments:
+        if one.ancestors:
+            before[targets == one.start] = one.ancestors[-1][1] - 1
+    return before
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
@@ -55,21 +84,21 @@ def trained_logprobs(
     *,
     token_ids: Tensor,
     position_ids: Tensor,
-    segment_bounds: Sequence[tuple[int, int]],
+    segments: Sequence[Segment],
     targets: Tensor,
     temperature: float,
 ) -> Tensor:
-    """Logprob of each token at flat position `targets` [M] given its segment so far, shape [M].
+    """Logprob of each token at flat position `targets` [M] given its line so far, shape [M].
 
-    `token_ids` and `position_ids` [T]; no target may be the first token of a segment. Logits are
+    `token_ids` and `position_ids` [T]; no target may be the first token of a line. Logits are
     divided by `temperature`, as the sampler's were; half precision is raised to float32.
     """
     logits: Tensor = model(
         input_ids=token_ids[None],
         position_ids=position_ids[None],
         use_cache=False,
-        logits_to_keep=targets - 1,
-        segment_bounds=segment_bounds,
+        logits_to_keep=predecessors(segments, targets),
+        segments=segments,
     ).logits[0]
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()

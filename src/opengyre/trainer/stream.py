@@ -1,7 +1,7 @@
 """The stream of micro-steps of one step: atomic leased claims over offered groups.
 
-Owns: which rows are in which cell's hands. Must not know processes, clocks (time is `now_s`) or
-gradients. Invariants: a row is in one live micro-step at most; numbers are never reused; a group
+Owns: which bundles are in which cell's hands. Must not know processes, clocks (time is `now_s`) or
+gradients. Invariants: a bundle is in one live micro-step at most; numbers are never reused; a group
 is assigned when its first micro-step is claimed (look-ahead 0), one without trainable rows when
 it is reached; only members claim; what a dropped member held or did is in the stream again.
 """
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from opengyre.control.errors import InvariantError
 from opengyre.seams.cells import MicroStep, StepCounts
 from opengyre.trainer.wire import add_counts, execution_share, micro_step
-from opengyre.trajectory.groups import Row
-from opengyre.trajectory.packing import Filling
+from opengyre.trajectory.bundles import Bundle
+from opengyre.trajectory.packing import Filling, sort_for_packing
 
-RowsOf = Callable[[str], Sequence[Row]]
+BundlesOf = Callable[[str], Sequence[Bundle]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class CellCounters:
 class _Issued:
     cell: int
     micro_step: MicroStep
-    rows: list[Row]
+    bundles: list[Bundle]
     deadline_s: float
     is_done: bool = False
 
@@ -61,7 +61,7 @@ class _Issued:
 class _State:
     offered: deque[str] = field(default_factory=deque)
     assigned: dict[str, None] = field(default_factory=dict)
-    pending: deque[Row] = field(default_factory=deque)
+    pending: list[Bundle] = field(default_factory=list)
     issued: dict[int, _Issued] = field(default_factory=dict)
     members: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
@@ -70,14 +70,14 @@ class _State:
 
 
 class StepStream:
-    """`rows_of(group)` gives the trainable rows of a ready group, the same at each call."""
+    """`bundles_of(group)` gives what a ready group trains, the same at each call."""
 
     def __init__(
-        self, step: int, *, version: int, rows_of: RowsOf, settings: StreamSettings
+        self, step: int, *, version: int, bundles_of: BundlesOf, settings: StreamSettings
     ) -> None:
         self.step = step
         self.version = version
-        self._rows_of = rows_of
+        self._bundles_of = bundles_of
         self._settings = settings
         self._state = _State()
         self._counters: dict[int, CellCounters] = {}
@@ -127,22 +127,22 @@ class StepStream:
         state.offered = deque(fresh)
 
     def claim(self, cell: int, now_s: float) -> Claim:
-        """Make and lease the next micro-step, if there are rows."""
+        """Make and lease the next micro-step, if there is anything to train."""
         state = self._state
         if cell not in state.members:
             self.counters(cell).num_refused += 1
             return Claim(is_refused=True)
         filling = Filling(budget_tokens=self._settings.budget_tokens)
         assigned = self._fill(filling)
-        if not filling.rows:
+        if not filling.bundles:
             return Claim(assigned=assigned)
         made = micro_step(
-            filling.rows, step=self.step, number=state.next_number, version=self.version
+            filling.bundles, step=self.step, number=state.next_number, version=self.version
         )
         state.issued[state.next_number] = _Issued(
             cell=cell,
             micro_step=made,
-            rows=filling.rows,
+            bundles=filling.bundles,
             deadline_s=now_s + self._settings.lease_s,
         )
         state.next_number += 1
@@ -174,19 +174,19 @@ class StepStream:
         """Take back all that `cell` claimed and did; it is refused from now on.
 
         Returns the groups that came back whole and are unassigned again, in order. In a closed
-        step groups stay assigned and their rows are claimable again at once.
+        step groups stay assigned and their bundles are claimable again at once.
         """
         state = self._state
         state.members.discard(cell)
         state.dropped.add(cell)
         numbers = [number for number, one in state.issued.items() if one.cell == cell]
-        rows = [row for number in numbers for row in state.issued.pop(number).rows]
+        bundles = [one for number in numbers for one in state.issued.pop(number).bundles]
         self.counters(cell).num_returned += len(numbers)
-        back = () if state.is_closed else self._whole_groups(rows)
+        back = () if state.is_closed else self._whole_groups(bundles)
         for group in back:
             del state.assigned[group]
-        kept = [row for row in (*rows, *state.pending) if row.group not in back]
-        state.pending = deque(kept)
+        state.pending = [one for one in (*bundles, *state.pending) if one.group not in back]
+        sort_for_packing(state.pending)
         return back
 
     def close(self, num_groups: int) -> None:
@@ -209,38 +209,38 @@ class StepStream:
         return total
 
     def _fill(self, filling: Filling) -> tuple[str, ...]:
-        """Choose rows in order: returned and left-over ones first, then offered groups."""
+        """What is left of assigned groups first, the largest that fits; then offered groups."""
         newly: list[str] = []
         pending = self._state.pending
         while True:
-            while pending and filling.has_room_for(pending[0]):
-                filling.add(pending.popleft())
+            filling.take_from(pending)
             if pending or not self._reach(filling, newly):
                 return tuple(newly)
 
     def _reach(self, filling: Filling, newly: list[str]) -> bool:
-        """Assign the next offered group if its first row still fits."""
+        """Assign the next offered group if its largest bundle still fits."""
         state = self._state
         if not state.offered or len(state.assigned) >= self._settings.max_groups:
             return False
-        rows = self._rows_of(state.offered[0])
-        if rows and not filling.has_room_for(rows[0]):
+        bundles = list(self._bundles_of(state.offered[0]))
+        sort_for_packing(bundles)
+        if bundles and not filling.has_room_for(bundles[0]):
             return False
         group = state.offered.popleft()
         state.assigned[group] = None
         newly.append(group)
-        state.pending.extend(rows)
+        state.pending.extend(bundles)
         return True
 
-    def _whole_groups(self, rows: Sequence[Row]) -> tuple[str, ...]:
-        """Groups of `rows` of which no living member holds or did anything."""
-        held = {row.group for issued in self._state.issued.values() for row in issued.rows}
-        return tuple(dict.fromkeys(row.group for row in rows if row.group not in held))
+    def _whole_groups(self, bundles: Sequence[Bundle]) -> tuple[str, ...]:
+        """Groups of `bundles` of which no living member holds or did anything."""
+        held = {one.group for issued in self._state.issued.values() for one in issued.bundles}
+        return tuple(dict.fromkeys(one.group for one in bundles if one.group not in held))
 
 
 def _counts_of(made: MicroStep) -> StepCounts:
     return StepCounts(
         num_executions=execution_share(made),
-        num_tokens=sum(made.mask),
+        num_tokens=made.num_trained_tokens,
         micro_steps=[made.number],
     )

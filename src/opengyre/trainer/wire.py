@@ -5,68 +5,83 @@ Must not know storage or sockets. Invariant: nothing is dropped in translation.
 
 from collections.abc import Sequence
 
-from opengyre.seams.cells import MicroStep, Segment, StepCounts
+from opengyre.seams.cells import MicroStep, Segment, StepCounts, TrainedPath
 from opengyre.seams.records import TokenRecord
-from opengyre.trajectory.groups import Row
-from opengyre.trajectory.packing import pack
-from opengyre.trajectory.rows import BrokenRecordError, TurnTokens
+from opengyre.trajectory.bundles import Bundle
+from opengyre.trajectory.packing import PackedPath, pack
+from opengyre.trajectory.turns import (
+    BrokenRecordError,
+    ForkReason,
+    Role,
+    SampledSpan,
+    TurnTokens,
+)
 
 
-def turn_tokens(record: TokenRecord) -> TurnTokens:
-    """The pure form of one record. Raises BrokenRecordError if spans leave a token without
-    the version that sampled it."""
+def turn_tokens(record: TokenRecord, *, launch: int = 1) -> TurnTokens:
+    """The pure form of one record. Raises BrokenRecordError for a word that is not known."""
     header = record.header
-    versions: list[int] = []
-    for span in header.spans:
-        if span.start != len(versions) or span.end < span.start:
-            raise BrokenRecordError(f"{header.turn}: span starts at {span.start} out of place")
-        versions.extend([span.policy_version] * (span.end - span.start))
+    try:
+        role, fork_reason = Role(header.role), ForkReason(header.fork_reason)
+    except ValueError as error:
+        raise BrokenRecordError(f"{header.turn}: {error}") from error
     return TurnTokens(
         turn=header.turn,
         attempt=header.attempt,
         parent=header.parent,
-        fork_reason=header.fork_reason,
-        role=header.role,
+        fork_reason=fork_reason,
+        role=role,
         is_committed=header.is_committed,
         num_kept_tokens=header.num_kept_tokens,
         new_prompt_ids=record.new_prompt_ids,
         completion_ids=record.completion_ids,
         logprobs=record.logprobs,
-        versions=versions,
+        spans=tuple(
+            SampledSpan(
+                start=span.start, end=span.end, version=span.policy_version, engine=span.engine
+            )
+            for span in header.spans
+        ),
+        launch=launch,
     )
 
 
-def micro_step(rows: Sequence[Row], *, step: int, number: int, version: int) -> MicroStep:
-    """Pack `rows` as micro-step `number` of `step`."""
-    packed = pack(rows)
-    segments = [
-        Segment(
-            execution=one.row.execution,
-            group=one.row.group,
-            start=one.start,
-            end=one.end,
-            advantage=one.row.advantage,
-            num_path_tokens=one.row.num_path_tokens,
-            num_execution_tokens=one.row.num_execution_tokens,
-        )
-        for one in packed.segments
-    ]
+def micro_step(bundles: Sequence[Bundle], *, step: int, number: int, version: int) -> MicroStep:
+    """Pack `bundles` as micro-step `number` of `step`."""
+    packed = pack(bundles)
     return MicroStep(
         step=step,
         number=number,
         version=version,
-        token_ids=packed.token_ids,
-        position_ids=packed.position_ids,
-        mask=packed.mask,
-        logprobs=packed.logprobs,
-        versions=packed.versions,
-        segments=segments,
+        token_ids=packed.token_ids.tolist(),
+        position_ids=packed.position_ids.tolist(),
+        logprobs=packed.logprobs.tolist(),
+        segments=[
+            Segment(start=one.start, end=one.end, ancestors=list(one.ancestors))
+            for one in packed.segments
+        ],
+        paths=[_trained_path(one) for one in packed.paths],
+        num_repeated_tokens=sum(bundle.num_path_tokens for bundle in bundles),
+    )
+
+
+def _trained_path(packed: PackedPath) -> TrainedPath:
+    row = packed.row
+    return TrainedPath(
+        execution=row.execution,
+        group=row.group,
+        turn=row.path.leaf.turn,
+        pieces=list(packed.pieces),
+        trained=list(packed.trained),
+        advantage=row.advantage,
+        num_path_tokens=row.num_path_tokens,
+        num_execution_tokens=row.num_execution_tokens,
     )
 
 
 def execution_share(micro_step: MicroStep) -> float:
-    """Sum of T_j / T_e over the segments: how many executions this micro-step stands for."""
-    return sum(one.num_path_tokens / one.num_execution_tokens for one in micro_step.segments)
+    """Sum of T_j / T_e over the paths: how many executions this micro-step stands for."""
+    return sum(one.num_path_tokens / one.num_execution_tokens for one in micro_step.paths)
 
 
 def add_counts(first: StepCounts, second: StepCounts) -> StepCounts:

@@ -17,7 +17,7 @@ from opengyre.store.observations import PathDigest
 from opengyre.store.outcomes import ExecutionOutcome, read_outcomes
 from opengyre.store.run_folder import RunFolder, read_json
 from opengyre.store.segments import Damage, SegmentReader, segment_numbers
-from opengyre.trajectory.rows import UNTRAINED_ROLES
+from opengyre.trajectory.turns import TRAINED_ROLES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Recorded:
     has_run: bool
     outcomes: dict[str, ExecutionOutcome]
     trained: dict[str, list[PathDigest]]
-    untrained_roles: Sequence[str]
+    trained_roles: Sequence[str]
     refs: dict[str, list[SegmentRef]]
     totals: ExportTotals
 
@@ -64,7 +64,7 @@ def open_recorded(folder: Path, *, model: Path | None = None) -> Recorded:
         has_run=has_run,
         outcomes=read_outcomes(run.db) if has_run else {},
         trained=trained_paths(run.db) if has_run else {},
-        untrained_roles=config.get("training", {}).get("untrained_roles", UNTRAINED_ROLES),
+        trained_roles=config.get("training", {}).get("trained_roles", TRAINED_ROLES),
         refs=_find_records(run.tokens, totals),
         totals=totals,
     )

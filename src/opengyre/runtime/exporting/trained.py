@@ -4,12 +4,10 @@ Must not know: output, rewards. Invariants: a range is of the ids that one turn 
 that is no recorded turn's gives nothing (`gyre run verify` names it).
 """
 
-import zlib
-from array import array
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from opengyre.gateway.turns import Node, full_ids
+from opengyre.gateway.turns import Node
 from opengyre.store.journal import read_journal
 from opengyre.store.observations import PathDigest
 from opengyre.views.check_steps import ExactlyOnce
@@ -37,7 +35,7 @@ def trained_ranges(
     """By turn, [start, end) of its completion ids. `nodes` are committed turns by name."""
     found: dict[str, list[Range]] = {}
     for path in paths:
-        node = _leaf(path, nodes)
+        node = nodes.get(path.turn)
         room = path.num_tokens
         while node is not None:
             begin, end = node.num_tokens - len(node.completion), min(node.num_tokens, room)
@@ -45,13 +43,3 @@ def trained_ranges(
             found.setdefault(node.turn, []).extend(one for one in own if one[0] < one[1])
             room, node = min(room, node.num_kept), node.parent
     return {turn: sorted(ranges) for turn, ranges in found.items()}
-
-
-def _leaf(path: PathDigest, nodes: Mapping[str, Node]) -> Node | None:
-    """The turn whose prompt + completion are the path."""
-    for node in nodes.values():
-        if node.num_tokens == path.num_tokens:
-            ids = array("i", full_ids(node))
-            if zlib.crc32(ids.tobytes()) == path.ids_crc32:
-                return node
-    return None

@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from opengyre.control.facts import Outcome
 from opengyre.runtime.executions import outcome_of
 from opengyre.runtime.trying.execution import Played
 from opengyre.seams.records import TokenRecord
 from opengyre.trainer.wire import turn_tokens
-from opengyre.trajectory.rows import paths_of
+from opengyre.trajectory.selection import Selection, SelectionSettings, select
+from opengyre.trajectory.tree import Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,8 @@ def report_of(
     """`must_solve`: a reward of less than 1 is a problem, because the policy knew the solution."""
     turns = [record.header for record in records]
     committed = [turn for turn in turns if turn.is_committed]
-    paths, account = paths_of([turn_tokens(record) for record in records])
+    selection = _all_paths(records)
+    account = selection.account
     result, verdict = played.result, played.verdict
     problems = []
     if outcome_of(result) is not Outcome.COMPLETED:
@@ -74,9 +78,17 @@ def report_of(
         num_committed_turns=len(committed),
         turns_by_role=dict(Counter(turn.role for turn in committed)),
         forks=dict(Counter(turn.fork_reason for turn in committed if turn.fork_reason)),
-        num_paths=len(paths),
+        num_paths=len(selection.paths),
         num_sampled_tokens=account.sampled,
         num_trainable_tokens=account.trained,
         problems=tuple(problems),
         output_tail=result.output_tail,
     )
+
+
+def _all_paths(records: Sequence[TokenRecord]) -> Selection:
+    tree = Tree()
+    for record in records:
+        tree.insert(turn_tokens(record))
+    settings = SelectionSettings(max_paths=0)
+    return select(tree, settings=settings, rng=np.random.default_rng(0))

@@ -1,0 +1,63 @@
+"""What a step tells of the groups that it consumed: rewards, and where their tokens went.
+
+Must not know: how a step runs. Invariant: means are over members with a verdict.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from opengyre.runtime.book import Execution
+from opengyre.runtime.trained_groups import TrainedGroups
+from opengyre.store.observations import MemberAccount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """`mean_reward` of raw rewards, `mean_shaped` of what advantages are taken of."""
+
+    mean_reward: float | None
+    mean_shaped: float | None
+    watched_share: float | None
+    members: list[MemberAccount]
+
+
+def figures_of(groups: TrainedGroups, names: Sequence[str]) -> StepFigures:
+    members = [told for name in names for told in _members_of(groups, name)]
+    return StepFigures(
+        mean_reward=_mean(one.reward for one in members),
+        mean_shaped=_mean(one.shaped for one in members),
+        watched_share=_watched_share([groups.executions_of(name) for name in names]),
+        members=members,
+    )
+
+
+def _members_of(groups: TrainedGroups, name: str) -> list[MemberAccount]:
+    accounts = groups.group(name).members
+    return [
+        MemberAccount(
+            execution=one.execution,
+            reward=one.reward,
+            shaped=told.reward,
+            advantage=told.advantage,
+            sampled=told.account.sampled,
+            trained=told.account.trained,
+            masked=dict(told.account.masked),
+            dropped=dict(told.account.dropped),
+        )
+        for one, told in zip(groups.executions_of(name), accounts, strict=True)
+    ]
+
+
+def _watched_share(groups: Iterable[Sequence[Execution]]) -> float | None:
+    """Of the members with the best raw reward of their group, the share with a watched call."""
+    best: list[Execution] = []
+    for members in groups:
+        rewards = [one.reward for one in members if one.reward is not None]
+        best += [one for one in members if rewards and one.reward == max(rewards)]
+    return _mean(any(turn.num_watched_calls for turn in one.turns) for one in best)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    valid = [value for value in values if value is not None]
+    return fmean(valid) if valid else None

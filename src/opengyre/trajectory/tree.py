@@ -1,0 +1,256 @@
+"""All turns of one execution as a tree of token nodes with shared prefixes.
+
+Owns: nodes, their provenance, which attempt stands for a turn, why a node forks. Must not know
+rewards or groups. Invariants: ids are stored once, in the node that was first to have them; the
+nodes on the way to a node, joined, are exactly what the engine saw and sampled there (P10); the
+cost of an insertion is proportional to what is new in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from opengyre.trajectory.account import Reason
+from opengyre.trajectory.turns import (
+    BrokenRecordError,
+    ForkReason,
+    Role,
+    SampledSpan,
+    TurnTokens,
+)
+
+Ids = np.ndarray[Any, np.dtype[np.int32]]
+Logprobs = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Fork(StrEnum):
+    """What a node is to its parent: the harness's doing, read from roles and the matcher's word."""
+
+    CONTINUED = "continued"
+    ROOT = "root"
+    SUB_AGENT = "sub_agent"
+    SUMMARY = "summary"
+    COMPACTION = "compaction"
+    SIDE = "side"
+    PARALLEL = "parallel"
+    RETRY = "retry"
+    RELAUNCHED = "relaunched"
+    NEW_HISTORY = "new_history"
+    REWRITE = "rewrite"
+    REWRITTEN_REASONING = "rewritten_reasoning"
+    NO_BRIDGE = "no_bridge"
+    KEPT_PARTS = "kept_parts"
+
+
+_BY_REASON = {
+    ForkReason.NONE: Fork.PARALLEL,
+    ForkReason.NEW_ROOT: Fork.NEW_HISTORY,
+    ForkReason.REWRITTEN_TURN: Fork.REWRITE,
+    ForkReason.REWRITTEN_REASONING: Fork.REWRITTEN_REASONING,
+    ForkReason.NO_BRIDGE: Fork.NO_BRIDGE,
+    ForkReason.KEPT_PARTS: Fork.KEPT_PARTS,
+}
+_SUMMARY_OF = {
+    Role.MAIN: Role.MAIN_SUMMARY,
+    Role.SUB_AGENT: Role.SUB_AGENT_SUMMARY,
+}
+_SUMMARIES = frozenset(_SUMMARY_OF.values())
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Node:
+    """One attempt of a turn. `ids` are its new prompt ids (injected), then what was sampled; they
+    lie at depths [begin, end) of its line, of which the first `begin` are its parent's.
+
+    `logprobs` are of the sampled ids. `has_next`: a turn goes on from all of it.
+    """
+
+    index: int
+    turn: str
+    attempt: int
+    role: Role
+    fork: Fork
+    parent: "Node | None"
+    begin: int
+    num_injected: int
+    ids: Ids
+    logprobs: Logprobs
+    spans: tuple[SampledSpan, ...]
+    launch: int
+    is_committed: bool
+    is_standing: bool = True
+    has_next: bool = False
+
+    @property
+    def end(self) -> int:
+        """Depth behind its last token: the length of its line in tokens."""
+        return self.begin + len(self.ids)
+
+    @property
+    def sampled_begin(self) -> int:
+        """Depth of its first sampled token."""
+        return self.begin + self.num_injected
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self.ids) - self.num_injected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Depths [begin, end) of a line lie in `node`, from its first token on."""
+
+    node: Node
+    begin: int
+    end: int
+
+
+@dataclass(slots=True)
+class Tree:
+    """`nodes` in the order of insertion: a parent stands before its children. `launch` is the
+    present one; what earlier ones sampled is not trained."""
+
+    nodes: list[Node] = field(default_factory=list)
+    launch: int = 1
+    _standing: dict[str, Node] = field(default_factory=dict)
+    _last_of_role: dict[Role, Node] = field(default_factory=dict)
+
+    def insert(self, turn: TurnTokens) -> Node:
+        """Add one attempt of a turn. Raises BrokenRecordError and changes nothing then."""
+        _check(turn)
+        parent = self._parent_of(turn)
+        node = Node(
+            index=len(self.nodes),
+            turn=turn.turn,
+            attempt=turn.attempt,
+            role=turn.role,
+            fork=self._fork_of(turn, parent),
+            parent=parent,
+            begin=turn.num_kept_tokens if parent else 0,
+            num_injected=len(turn.new_prompt_ids),
+            ids=_joined(turn.new_prompt_ids, turn.completion_ids),
+            logprobs=np.asarray(turn.logprobs, dtype=np.float32),
+            spans=turn.spans,
+            launch=turn.launch,
+            is_committed=turn.is_committed,
+        )
+        self._stand(node)
+        if parent is not None and node.begin == parent.end:
+            parent.has_next = True
+        self.nodes.append(node)
+        self.launch = max(self.launch, node.launch)
+        self._last_of_role[node.role] = node
+        return node
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(node.num_sampled for node in self.nodes)
+
+    @property
+    def num_tokens(self) -> int:
+        """Each token once, abandoned attempts too."""
+        return sum(len(node.ids) for node in self.nodes)
+
+    def reason_of(self, node: Node) -> Reason | None:
+        """Why what this attempt sampled cannot be trained, whatever its role; None if it can."""
+        if node.launch != self.launch:
+            return Reason.RELAUNCHED
+        if not node.is_committed:
+            return Reason.NOT_COMMITTED
+        return None if node.is_standing else Reason.SUPERSEDED_ATTEMPT
+
+    def _parent_of(self, turn: TurnTokens) -> Node | None:
+        if not turn.parent:
+            return None
+        parent = self._standing.get(turn.parent)
+        if parent is None or turn.num_kept_tokens > parent.end:
+            raise BrokenRecordError(f"{turn.turn} keeps tokens of {turn.parent} that are not there")
+        return parent
+
+    def _stand(self, node: Node) -> None:
+        """The last committed attempt stands for its turn, else the last one."""
+        before = self._standing.get(node.turn)
+        if before is not None and before.is_committed and not node.is_committed:
+            node.is_standing = False
+            return
+        if before is not None:
+            before.is_standing = False
+        self._standing[node.turn] = node
+
+    def _fork_of(self, turn: TurnTokens, parent: Node | None) -> Fork:
+        if not self.nodes:
+            return Fork.ROOT
+        if turn.turn in self._standing:
+            return Fork.RETRY
+        if turn.launch != self.launch:
+            return Fork.RELAUNCHED
+        by_role = self._fork_by_role(turn, parent)
+        if by_role is not None:
+            return by_role
+        is_first = parent is not None and not parent.has_next
+        if turn.fork_reason is ForkReason.NONE and is_first:
+            return Fork.CONTINUED
+        return _BY_REASON[turn.fork_reason]
+
+    def _fork_by_role(self, turn: TurnTokens, parent: Node | None) -> Fork | None:
+        """A call of another role than its parent's begins something; None if roles say nothing."""
+        before = None if parent is None else parent.role
+        if turn.role is Role.SIDE:
+            return Fork.SIDE
+        if turn.role in _SUMMARIES:
+            return None if before is turn.role else Fork.SUMMARY
+        if self._is_compacted(turn):
+            return Fork.COMPACTION
+        is_new = turn.role is Role.SUB_AGENT and before not in (
+            Role.SUB_AGENT,
+            Role.SUB_AGENT_SUMMARY,
+        )
+        return Fork.SUB_AGENT if is_new else None
+
+    def _is_compacted(self, turn: TurnTokens) -> bool:
+        """Its history is new, and the last that its kind of agent did was to sum it up."""
+        summary = self._last_of_role.get(_SUMMARY_OF[turn.role])
+        last = self._last_of_role.get(turn.role)
+        is_summed_up = summary is not None and (last is None or last.index < summary.index)
+        return is_summed_up and turn.fork_reason is not ForkReason.NONE
+
+
+def line_of(node: Node) -> list[Piece]:
+    """The pieces from the root to the end of `node`, in order."""
+    pieces: list[Piece] = []
+    wanted = node.end
+    at: Node | None = node
+    while at is not None:
+        if at.begin < wanted or at is node:
+            pieces.append(Piece(node=at, begin=at.begin, end=wanted))
+            wanted = at.begin
+        at = at.parent
+    pieces.reverse()
+    return pieces
+
+
+def line_ids(node: Node) -> Ids:
+    """All ids of the line that ends with `node`: prompt + completion, shape [end]."""
+    return np.concatenate([piece.node.ids[: piece.end - piece.begin] for piece in line_of(node)])
+
+
+def _joined(first: Sequence[int], second: Sequence[int]) -> Ids:
+    ids = np.empty(len(first) + len(second), dtype=np.int32)
+    ids[: len(first)] = first
+    ids[len(first) :] = second
+    return ids
+
+
+def _check(turn: TurnTokens) -> None:
+    num_sampled = len(turn.completion_ids)
+    end = 0
+    for span in turn.spans:
+        if span.start != end or span.end < span.start:
+            raise BrokenRecordError(f"{turn.turn}: span starts at {span.start}, expected {end}")
+        end = span.end
+    if not num_sampled == len(turn.logprobs) == end:
+        what = f"{num_sampled} ids, {len(turn.logprobs)} logprobs, spans up to {end}"
+        raise BrokenRecordError(f"{turn.turn} has {what}")
