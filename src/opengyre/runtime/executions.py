@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opengyre.control.facts import ExecutionClosed, Outcome, VerdictGiven
+from opengyre.control.facts import ExecutionClosed, Outcome
 from opengyre.control.ids import ExecutionId
 from opengyre.runtime import messages as m
 from opengyre.runtime.book import Book, Execution
 from opengyre.runtime.gateways import Gateways
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.results import Results
+from opengyre.runtime.rewards import Rewards
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.harness import Ending, Harness, HarnessJob, LaunchResult, Limits, Sandbox
 from opengyre.seams.tasks import Grader, Task, Verdict
@@ -36,6 +37,7 @@ class ExecutionParts:
     sandbox: Sandbox
     harness: Harness
     grader: Grader
+    rewards: Rewards
     limits: Limits
     model: str
     folder: Path
@@ -105,17 +107,9 @@ class Executions:
         self._inbox.tell(ExecutionClosed(execution=ExecutionId(one.execution), outcome=outcome))
         self._results.tell_end(one, result)
         verdict = await self._grade(one, folder, outcome)
-        one.reward, one.has_verdict = verdict.reward, True
+        fact = self._parts.rewards.settle(one, outcome, verdict)
         self._results.tell_verdict(one)
-        tokens = sum(t.num_completion_tokens for t in one.turns if t.is_committed)
-        self._inbox.tell(
-            VerdictGiven(
-                execution=ExecutionId(one.execution),
-                reward=verdict.reward,
-                reason=verdict.reason,
-                num_trainable_tokens=tokens,
-            )
-        )
+        self._inbox.tell(fact)
         await self._remove(folder)
 
     async def _launches(self, one: Execution, folder: Path) -> tuple[Outcome, LaunchResult]:

@@ -5,23 +5,19 @@ share one module and one compute thread; an emulated cell imports no torch.
 """
 
 import contextlib
-import importlib
-import importlib.util
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from opengyre.config.load import parse_resolved
 from opengyre.config.root import RunConfig
 from opengyre.engines.compute import ComputeThread
+from opengyre.runtime.callables import load_callable
 from opengyre.runtime.messages import CellSetup
 from opengyre.runtime.planes import Array, Planes, open_planes, pull_all
 from opengyre.seams.cells import CellBackend
 from opengyre.seams.engine import Engine
-from opengyre.seams.errors import ConfigError
 from opengyre.seams.weights import Descriptor
 from opengyre.transport.engine_link import EngineServer
 
@@ -75,7 +71,7 @@ def scripted_engine(config: RunConfig, setup: CellSetup) -> Engine:
     from opengyre.gateway.rendering.tokenizer import TokenizerAdapter
 
     scripted = config.engine.scripted
-    policy = load_callable(scripted.policy or "")
+    policy = load_callable(scripted.policy or "", key="engine.scripted.policy")
     respond = partial(policy, mistake_rate=scripted.mistakes)
     path = Path(config.model.path)
     tokenizer = TokenizerAdapter(
@@ -96,30 +92,3 @@ def emulated_cell(config: RunConfig, planes: Planes) -> CellBackend:
 
     settings = EmulatedSettings(tokens_per_s=config.training.emulated_tokens_per_s)
     return EmulatedCell(weights=planes.weights, gradients=planes.gradients, settings=settings)
-
-
-def load_callable(target: str) -> Callable[..., Any]:
-    """`file.py:function` or `module:function`. Raises ConfigError."""
-    place, _, name = target.rpartition(":")
-    try:
-        module = (
-            _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        )
-        found: Callable[..., Any] = getattr(module, name)
-    except (ImportError, AttributeError, OSError, SyntaxError) as error:
-        raise ConfigError(
-            f"engine.scripted.policy = {target}: cannot be loaded: {error}"
-        ) from error
-    return found
-
-
-def _load_file(path: Path) -> Any:
-    """A user's file may import its neighbours, as a script may."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    sys.path.insert(0, str(path.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module

@@ -17,9 +17,11 @@ from opengyre.control.config import EngineSpec, Overdue, PolicyName, SchedulerCo
 from opengyre.control.ids import cell_engine_id, standalone_engine_id
 from opengyre.harness.profiles import Staged, check_launch, open_harness
 from opengyre.harness.programs import Program, find_program
+from opengyre.runtime.rewards import load_transforms
 from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import Harness, Limits
 from opengyre.tasks.source import SampledTasks, open_source, refuse_overlap
+from opengyre.trajectory.shaping import NamedTransform
 
 MODEL_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 
@@ -27,7 +29,7 @@ MODEL_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """What a run starts from; `warnings` are lines for the user. The config's model path is a
-    folder on this machine."""
+    folder on this machine; `transforms` were tried."""
 
     config: RunConfig
     train: SampledTasks
@@ -36,6 +38,7 @@ class Prepared:
     profile: HarnessProfile
     program: Program | None
     warnings: tuple[str, ...]
+    transforms: tuple[NamedTransform, ...] = ()
 
 
 def prepare(config: RunConfig) -> Prepared:
@@ -62,6 +65,7 @@ def prepare(config: RunConfig) -> Prepared:
         profile=profile,
         program=program,
         warnings=tuple(config_warnings(config)),
+        transforms=load_transforms(config.reward),
     )
 
 
@@ -115,6 +119,8 @@ def scheduler_config(config: RunConfig, num_eval: int) -> SchedulerConfig:
         groups_per_step=schedule.groups_per_step,
         steps_per_burst=schedule.steps_per_burst,
         run_ahead=schedule.run_ahead,
+        oversample=schedule.oversample,
+        filter_zero_variance=schedule.filter_zero_variance,
         supply_fraction=schedule.supply_fraction,
         supply_hold_s=schedule.supply_hold_s,
         min_valid_members=schedule.min_valid_members,
