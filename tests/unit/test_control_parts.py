@@ -90,10 +90,10 @@ def test_a_group_is_ready_with_enough_verdicts_and_void_with_fewer() -> None:
     ready, void = make_group(0), make_group(1)
     book.add(ready)
     book.add(void)
-    for is_valid in (True, True):
-        book.member_done(ready, is_valid=is_valid, min_valid=2)
-    for is_valid in (True, False):
-        book.member_done(void, is_valid=is_valid, min_valid=2)
+    for value in (1.0, 1.0):
+        book.member_done(ready, value=value, min_valid=2, is_filtering=False)
+    for one in (1.0, None):
+        book.member_done(void, value=one, min_valid=2, is_filtering=False)
     assert (ready.state, void.state) == (GroupState.READY, GroupState.VOID)
     assert (book.num_void_in_a_row, book.num_outstanding) == (1, 1)
 

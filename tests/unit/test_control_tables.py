@@ -122,7 +122,7 @@ LIFECYCLES = {
         states=GroupState,
         table=GROUP_TRANSITIONS,
         first=GroupState.LIVE,
-        ends=frozenset({GroupState.VOID, GroupState.DROPPED}),
+        ends=frozenset({GroupState.VOID, GroupState.FILTERED, GroupState.DROPPED}),
         is_moved=move_group,
     ),
     "step": Lifecycle(

@@ -4,13 +4,24 @@ Owns: their keys, defaults and bounds. Must not know: how the scheduler decides;
 takes frozen dataclasses made from these models by the runtime.
 """
 
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
 from opengyre.config.base import Section
+from opengyre.control.quota import least_staleness
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+def default_staleness(data: dict[str, Any]) -> int:
+    """One more than the least; `data` holds the keys before it."""
+    least = least_staleness(
+        num_steps=data["run_ahead"] + data["steps_per_burst"],
+        groups_per_step=data["groups_per_step"],
+        oversample=data["oversample"],
+    )
+    return least + 1
 
 
 class TopologyConfig(Section):
@@ -64,6 +75,16 @@ class ScheduleConfig(Section):
     run_ahead: int = Field(
         default=1, ge=0, le=64, description="phi, steps of groups that rollout runs ahead"
     )
+    oversample: float = Field(
+        default=1.0,
+        ge=1,
+        le=16,
+        description="groups dispatched per group that steps take, in the hope that filtered ones "
+        "leave no step short",
+    )
+    filter_zero_variance: bool = Field(
+        default=False, description="do not train groups whose valid members' rewards are all equal"
+    )
     supply_fraction: float = Field(
         default=0.125,
         gt=0,
@@ -82,9 +103,10 @@ class ScheduleConfig(Section):
         description="void groups in a row that stop the run (default 3 B)",
     )
     max_staleness: int = Field(
-        default_factory=lambda data: data["run_ahead"] + data["steps_per_burst"],
+        default_factory=default_staleness,
         ge=0,
-        description="updates between a group's dispatch and its training (default phi + mu)",
+        description="updates between a group's dispatch and its training "
+        "(default phi + mu, times oversample)",
     )
     overdue: Literal["wait", "drop"] = Field(
         default="wait",
@@ -110,20 +132,27 @@ class GroupNumbers(Protocol):
     """What a live run's schedule and a simulated one have in common."""
 
     group_size: int
+    groups_per_step: int
     min_valid_members: int
     steps_per_burst: int
     run_ahead: int
+    oversample: float
     max_staleness: int
 
 
 def group_problems(schedule: GroupNumbers) -> list[str]:
     """What these keys say about each other; one line each."""
     problems = []
-    least = schedule.run_ahead + schedule.steps_per_burst - 1
+    least = least_staleness(
+        num_steps=schedule.run_ahead + schedule.steps_per_burst,
+        groups_per_step=schedule.groups_per_step,
+        oversample=schedule.oversample,
+    )
     if schedule.max_staleness < least:
+        times = "" if schedule.oversample == 1 else ", oversampled"
         problems.append(
             f"schedule.max_staleness = {schedule.max_staleness}: expected at least {least} "
-            "(run_ahead + steps_per_burst - 1); no order of groups can keep less"
+            f"(run_ahead + steps_per_burst - 1{times}); no order of groups can keep less"
         )
     if schedule.min_valid_members > schedule.group_size:
         problems.append(

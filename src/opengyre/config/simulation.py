@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from opengyre.config.base import ConfigPath, Section
-from opengyre.config.schedule import group_problems
+from opengyre.config.schedule import default_staleness, group_problems
 from opengyre.config.simulation_costs import (
     CheckpointCostsConfig,
     EngineCostsConfig,
@@ -22,6 +22,7 @@ from opengyre.config.simulation_costs import (
     ToolCostsConfig,
     TrainingCostsConfig,
 )
+from opengyre.control.quota import most_outstanding
 
 PolicyName = Literal["elastic", "colocate", "async"]
 PositiveSeconds = Annotated[float, Field(ge=1e-6, le=1e9)]
@@ -102,10 +103,21 @@ class SimulatedSchedule(Section):
     run_ahead: int = Field(
         default=1, ge=0, le=64, description="phi, steps of groups that rollout runs ahead"
     )
+    oversample: float = Field(
+        default=1.0,
+        ge=1,
+        le=16,
+        description="groups dispatched per group that steps take, in the hope that filtered ones "
+        "leave no step short",
+    )
+    filter_zero_variance: bool = Field(
+        default=False, description="do not train groups whose valid members' verdicts are all equal"
+    )
     max_staleness: int = Field(
-        default_factory=lambda data: data["run_ahead"] + data["steps_per_burst"],
+        default_factory=default_staleness,
         ge=0,
-        description="updates between a group's dispatch and its training (default phi + mu)",
+        description="updates between a group's dispatch and its training "
+        "(default phi + mu, times oversample)",
     )
     overdue: Literal["wait", "drop"] = Field(
         default="wait", description="when an old group is not ready: wait for it, or drop it"
@@ -172,6 +184,9 @@ class SimulatedWorkload(Section):
     void_rate: float = Field(
         default=0.0, ge=0, lt=1, description="share of groups none of whose members has a verdict"
     )
+    zero_variance_share: Share = Field(
+        default=0.0, description="share of groups all of whose verdicts are equal"
+    )
 
 
 class FailureConfig(Section):
@@ -220,13 +235,18 @@ def _size_problems(config: SimulationConfig) -> list[str]:
     """Each execution that is dispatched and not closed yet takes memory."""
     schedule = config.schedule
     steps = min(config.scenario.num_steps, schedule.steps_per_burst + schedule.run_ahead)
-    num = steps * schedule.groups_per_step * schedule.group_size
+    num_groups = most_outstanding(
+        num_steps=steps,
+        groups_per_step=schedule.groups_per_step,
+        oversample=schedule.oversample,
+    )
+    num = num_groups * schedule.group_size
     if num <= MAX_AT_ONCE:
         return []
     return [
         f"schedule.groups_per_step = {schedule.groups_per_step}: expected at most {MAX_AT_ONCE:_} "
         f"executions at a time, not {num:_} (steps_per_burst + run_ahead steps x groups_per_step "
-        "x group_size)"
+        "x oversample x group_size)"
     ]
 
 

@@ -140,7 +140,7 @@ def _launch_failed(run: RunState, command: c.Launch) -> None:
     execution = run.executions.unfinished.get(command.execution)
     if execution is None:
         return
-    execution.is_valid = False
+    execution.has_last_word = True
     members.close(run, execution, Outcome.FAILED)
 
 

@@ -44,9 +44,7 @@ def checkpointed(run: RunState) -> None:
 
 def num_to_dispatch(run: RunState) -> int:
     """Rule 3: never more than the run-ahead bound or than the remaining steps can consume."""
-    config = run.config
-    num_steps = min(config.run_ahead + config.steps_per_burst, run.steps_left)
-    return max(0, num_steps * config.groups_per_step - run.groups.num_outstanding)
+    return max(0, run.config.most_outstanding(run.steps_left) - run.groups.num_outstanding)
 
 
 def _is_up(run: RunState) -> bool:

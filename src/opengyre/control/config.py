@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from opengyre.control.errors import InvariantError
 from opengyre.control.ids import EngineId
+from opengyre.control.quota import least_staleness, most_outstanding
 
 
 class PolicyName(StrEnum):
@@ -40,9 +41,11 @@ class EngineSpec:
 class SchedulerConfig:
     """Letters of the rules: N group_size, B groups_per_step, mu steps_per_burst, phi run_ahead.
     `num_training_cells` (async only) cells train always, the others never; without `is_streaming`
-    a step waits until all its groups are ready. `max_staleness` None means phi + mu;
-    `max_void_in_a_row` None means 3 B. With `is_strict` a reservation that does not fit raises
-    InvariantError instead of abandoning the transition.
+    a step waits until all its groups are ready. `oversample` times the groups that steps take are
+    dispatched; with `filter_zero_variance` a group whose valid members' values do not differ is
+    filtered. `max_staleness` None means one more than the least that some order keeps: phi + mu
+    without oversampling. `max_void_in_a_row` None means 3 B. With `is_strict` a reservation that
+    does not fit raises InvariantError instead of abandoning the transition.
     """
 
     num_cells: int
@@ -55,6 +58,8 @@ class SchedulerConfig:
     groups_per_step: int = 16
     steps_per_burst: int = 2
     run_ahead: int = 1
+    oversample: float = 1.0
+    filter_zero_variance: bool = False
     supply_fraction: float = 1 / 8
     supply_hold_s: float = 1.0
     min_valid_members: int = 2
@@ -88,11 +93,12 @@ class SchedulerConfig:
         _require(self.groups_per_step >= 1, "groups_per_step >= 1")
         _require(self.steps_per_burst >= 1, "steps_per_burst >= 1")
         _require(self.run_ahead >= 0, "run_ahead >= 0")
+        _require(self.oversample >= 1, "oversample >= 1")
         _require(0 < self.supply_fraction <= 0.5, "0 < supply_fraction <= 1/2")
         _require(self.min_valid_members >= 1, "min_valid_members >= 1")
         _require(
-            self.staleness_bound >= self.run_ahead + self.steps_per_burst - 1,
-            "max_staleness >= run_ahead + steps_per_burst - 1",
+            self.staleness_bound >= self.least_staleness,
+            "max_staleness >= ceil(oversample * (run_ahead + steps_per_burst)) - 1",
         )
 
     def _check_split(self) -> None:
@@ -105,9 +111,24 @@ class SchedulerConfig:
 
     @property
     def staleness_bound(self) -> int:
-        if self.max_staleness is None:
-            return self.run_ahead + self.steps_per_burst
-        return self.max_staleness
+        return self.least_staleness + 1 if self.max_staleness is None else self.max_staleness
+
+    @property
+    def least_staleness(self) -> int:
+        """Of a strict order, oldest first."""
+        return least_staleness(
+            num_steps=self.run_ahead + self.steps_per_burst,
+            groups_per_step=self.groups_per_step,
+            oversample=self.oversample,
+        )
+
+    def most_outstanding(self, steps_left: int) -> int:
+        """Rule 3: the run-ahead bound, or what the remaining steps can consume."""
+        return most_outstanding(
+            num_steps=min(self.run_ahead + self.steps_per_burst, steps_left),
+            groups_per_step=self.groups_per_step,
+            oversample=self.oversample,
+        )
 
     @property
     def void_bound(self) -> int:

@@ -42,14 +42,16 @@ class EvalWave:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Execution:
-    """`engine` holds its slot while placed; `is_valid` is None until the grader's last word."""
+    """`engine` holds its slot while placed; `value` is what its group compares, once
+    the grader has given its last word; None: it is not valid."""
 
     execution: ExecutionId
     group: Group | None
     wave: EvalWave | None = None
     state: ExecutionState = ExecutionState.QUEUED
     engine: EngineId | None = None
-    is_valid: bool | None = None
+    has_last_word: bool = False
+    value: float | None = None
     is_cancelling: bool = False
 
     def move(self, state: ExecutionState) -> None:

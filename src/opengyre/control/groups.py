@@ -6,6 +6,7 @@ Invariants: every group is counted in exactly one state; a finished group leaves
 its consumption is durable.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,22 +21,31 @@ class GroupState(Enum):
     ASSIGNED = "assigned"
     CONSUMED = "consumed"
     VOID = "void"
+    FILTERED = "filtered"
     DROPPED = "dropped"
 
 
 GROUP_TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
-    GroupState.LIVE: frozenset({GroupState.READY, GroupState.VOID, GroupState.DROPPED}),
+    GroupState.LIVE: frozenset(
+        {GroupState.READY, GroupState.VOID, GroupState.FILTERED, GroupState.DROPPED}
+    ),
     GroupState.READY: frozenset({GroupState.ASSIGNED, GroupState.DROPPED}),
     GroupState.ASSIGNED: frozenset({GroupState.READY, GroupState.CONSUMED}),
     GroupState.CONSUMED: frozenset({GroupState.READY}),
     GroupState.VOID: frozenset(),
+    GroupState.FILTERED: frozenset(),
     GroupState.DROPPED: frozenset(),
 }
 
 
+OVER = (GroupState.VOID, GroupState.FILTERED, GroupState.DROPPED)
+MIN_SPREAD = 1e-8
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Group:
-    """`number` is its place in dispatch order; `num_open` members have no verdict or are live."""
+    """`number` is its place in dispatch order; `num_open` members have no verdict or are live.
+    `lowest` and `highest` are the bounds of the valid members' values."""
 
     group: GroupId
     number: int
@@ -43,8 +53,16 @@ class Group:
     members: tuple[ExecutionId, ...]
     num_open: int
     num_valid: int = 0
+    lowest: float = math.inf
+    highest: float = -math.inf
     state: GroupState = GroupState.LIVE
     num_members_by_engine: dict[EngineId, int] = field(default_factory=dict)
+
+
+def is_without_variance(lowest: float, highest: float) -> bool:
+    """Values from `lowest` to `highest` give no advantage: their standard deviation is below half
+    of MIN_SPREAD, and `trajectory.advantages` takes one below 1e-8 as none."""
+    return highest - lowest < MIN_SPREAD
 
 
 class GroupBook:
@@ -83,21 +101,27 @@ class GroupBook:
         self._leave(group)
         group.state = state
         self._enter(group)
-        if state in (GroupState.VOID, GroupState.DROPPED):
+        if state in OVER:
             del self.by_id[group.group]
 
-    def member_done(self, group: Group, *, is_valid: bool, min_valid: int) -> None:
-        """One member is closed and has its last word; the last one decides ready or void."""
+    def member_done(
+        self, group: Group, *, value: float | None, min_valid: int, is_filtering: bool
+    ) -> None:
+        """One member is closed and has its last word (`value` None: it is not valid); the last one
+        decides ready, void or filtered."""
         group.num_open -= 1
-        group.num_valid += is_valid
+        if value is not None:
+            group.num_valid += 1
+            group.lowest, group.highest = min(group.lowest, value), max(group.highest, value)
         if group.num_open > 0 or group.state is not GroupState.LIVE:
             return
-        if group.num_valid >= min_valid:
-            self.num_void_in_a_row = 0
-            self.move(group, GroupState.READY)
+        if group.num_valid < min_valid:
+            self.num_void_in_a_row += 1
+            self.move(group, GroupState.VOID)
             return
-        self.num_void_in_a_row += 1
-        self.move(group, GroupState.VOID)
+        self.num_void_in_a_row = 0
+        is_filtered = is_filtering and is_without_variance(group.lowest, group.highest)
+        self.move(group, GroupState.FILTERED if is_filtered else GroupState.READY)
 
     def forget(self, group: Group) -> None:
         """The group's consumption is durable; nothing can bring it back."""

@@ -60,10 +60,10 @@ def _take_execution(run: RunState, fact: ExecutionClosed | VerdictGiven) -> None
     if execution.state is ExecutionState.QUEUED:
         raise InvariantError(f"{fact.execution} was never launched")
     if isinstance(fact, VerdictGiven):
-        if execution.is_valid is not None:
+        if execution.has_last_word:
             run.refuse("a second verdict")
             return
-        members.give_verdict(run, execution, is_valid=fact.value is not None)
+        members.give_verdict(run, execution, value=fact.value)
         return
     if execution.state is ExecutionState.CLOSED:
         run.refuse("a second outcome")

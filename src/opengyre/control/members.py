@@ -4,6 +4,7 @@ Owns: what one closed execution changes. Must not know: steps, roles. Invariants
 finishes once; a group's last word comes when its last member has closed and has a verdict.
 """
 
+from opengyre.control.bursts import Phase
 from opengyre.control.commands import Cancel
 from opengyre.control.executions import Execution, ExecutionState
 from opengyre.control.facts import Outcome
@@ -19,12 +20,12 @@ def close(run: RunState, execution: Execution, outcome: Outcome) -> None:
     run.executions.close(execution)
     run.counts.add_finished()
     run.num_by_outcome[outcome] += 1
-    if execution.is_valid is not None:
+    if execution.has_last_word:
         _settle(run, execution)
 
 
-def give_verdict(run: RunState, execution: Execution, *, is_valid: bool) -> None:
-    execution.is_valid = is_valid
+def give_verdict(run: RunState, execution: Execution, *, value: float | None) -> None:
+    execution.has_last_word, execution.value = True, value
     if execution.state is ExecutionState.CLOSED:
         _settle(run, execution)
 
@@ -45,7 +46,7 @@ def cancel(run: RunState, execution: Execution, reason: str) -> None:
         )
     )
     if was_queued:
-        execution.is_valid = False
+        execution.has_last_word = True
         close(run, execution, Outcome.CANCELLED)
         run.is_dirty = True
 
@@ -68,13 +69,20 @@ def check_eval_deadlines(run: RunState, now_s: float) -> None:
 
 
 def _settle(run: RunState, execution: Execution) -> None:
+    """Groups that were dispatched for steps which did not need them end void after the last step:
+    that is no sign of trouble."""
     run.executions.forget(execution)
     group = execution.group
     if group is None:
         return
+    config = run.config
     run.groups.member_done(
-        group, is_valid=bool(execution.is_valid), min_valid=run.config.min_valid_members
+        group,
+        value=execution.value,
+        min_valid=config.min_valid_members,
+        is_filtering=config.filter_zero_variance,
     )
     num_void = run.groups.num_void_in_a_row
-    if num_void >= run.config.void_bound and run.failure is None:
+    is_surplus = run.burst.phase is Phase.FINAL_EVAL
+    if num_void >= config.void_bound and run.failure is None and not is_surplus:
         run.failure = f"{num_void} groups in a row ended with too few verdicts to train"

@@ -5,6 +5,11 @@ A group of version v must be taken by a step of version <= v + max_staleness. Wi
 in the open step (version V) and B in each later one, all of version <= v still fit iff their
 number is at most P + slack * B, slack = v + max_staleness - V. Taking one group newer than v
 costs such a place, so at most P + slack * B - num(<= v) newer ones may be taken.
+At a boundary P = B, V = v and at most Q = `quota.most_outstanding` groups are there, so all of them
+fit iff Q <= (max_staleness + 1) B, which the config demands. From then on the inequality stays true
+for each v: what is taken of <= v lowers both sides, what is newer is bounded as above, a void,
+filtered or dropped group lowers the left side alone, and the next step trades one slack for its B
+places (a step closes with places left only if nothing is left).
 """
 
 from collections.abc import Sequence

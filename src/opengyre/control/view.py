@@ -60,6 +60,7 @@ class SchedulerView:
     num_ready: int
     num_live: int
     num_void: int
+    num_filtered: int
     num_consumed: int
     num_dropped: int
     num_short_steps: int
@@ -102,6 +103,7 @@ def take_view(run: RunState) -> SchedulerView:
         num_ready=run.groups.num_ready,
         num_live=run.groups.num_live,
         num_void=groups[GroupState.VOID],
+        num_filtered=groups[GroupState.FILTERED],
         num_consumed=groups[GroupState.CONSUMED],
         num_dropped=groups[GroupState.DROPPED],
         num_short_steps=run.num_short_steps,

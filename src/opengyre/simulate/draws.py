@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     TOKENS = 7
     TOOL_TIME = 8
     SAMPLE = 9
+    VARIANCE = 10
 
 
 def uniform(seed: int, purpose: Purpose, first: int, second: int = 0) -> float:

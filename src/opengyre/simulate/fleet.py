@@ -257,7 +257,7 @@ class Fleet:
         self._parts.tell(
             VerdictGiven(
                 execution=work.execution,
-                reward=1.0 if has_verdict else None,
+                reward=work.draw.reward if has_verdict else None,
                 reason="" if has_verdict else "none in the trace",
                 num_trainable_tokens=tokens,
             )

@@ -62,6 +62,8 @@ def scheduler_of(config: SimulationConfig) -> SchedulerConfig:
         groups_per_step=schedule.groups_per_step,
         steps_per_burst=schedule.steps_per_burst,
         run_ahead=schedule.run_ahead,
+        oversample=schedule.oversample,
+        filter_zero_variance=schedule.filter_zero_variance,
         supply_fraction=schedule.supply_fraction,
         supply_hold_s=schedule.supply_hold_s,
         min_valid_members=schedule.min_valid_members,
@@ -108,6 +110,7 @@ def endings_of(section: SimulatedWorkload) -> Endings:
         is_overall_graded=section.is_overall_graded,
         no_verdict_rate=section.no_verdict_rate,
         void_rate=section.void_rate,
+        zero_variance_share=section.zero_variance_share,
     )
 
 

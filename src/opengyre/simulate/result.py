@@ -96,6 +96,7 @@ class Result:
     num_short: int
     num_empty: int
     num_void: int
+    num_filtered: int
     num_dropped: int
     failed: bool
     reason: str

@@ -27,6 +27,7 @@ MEANS = (
     "num_publications",
     "num_short",
     "num_void",
+    "num_filtered",
     "num_dropped",
     "stalled_s",
     "recomputed_tokens",

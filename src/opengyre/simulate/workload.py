@@ -21,11 +21,13 @@ MAX_DURATION_S = 1e9
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
     """`duration_s` seconds of work on a full engine. `is_capped`: a cap ended it.
-    `has_verdict` is False for a discarded one, or if there is nothing to say."""
+    `has_verdict` is False for a discarded one, or if there is nothing to say; `reward` is what
+    it says else: the same for all of a group, or another for each."""
 
     duration_s: float
     is_capped: bool
     has_verdict: bool
+    reward: float = 1.0
 
 
 class Workload(Protocol):
@@ -48,7 +50,7 @@ class Endings:
     overall_cap_s: ends an execution that came so far; its verdict is lost unless
         `is_overall_graded`.
     no_verdict_rate: share of executions without a verdict. void_rate: share of groups none of
-    whose members has one.
+    whose members has one. zero_variance_share: share of groups whose verdicts are all equal.
     """
 
     harness_cap_s: float | None = None
@@ -56,12 +58,14 @@ class Endings:
     is_overall_graded: bool = False
     no_verdict_rate: float = 0.0
     void_rate: float = 0.0
+    zero_variance_share: float = 0.0
 
     def __post_init__(self) -> None:
         for cap_s in (self.harness_cap_s, self.overall_cap_s):
             _require(cap_s is None or cap_s > 0, "a cap is above 0 s")
         _require(0 <= self.no_verdict_rate <= 1, "0 <= no_verdict_rate <= 1")
         _require(0 <= self.void_rate < 1, "0 <= void_rate < 1")
+        _require(0 <= self.zero_variance_share <= 1, "0 <= zero_variance_share <= 1")
 
     def end(self, duration_s: float, *, seed: int, group: int, member: int) -> Draw:
         """What becomes of an execution that would last `duration_s`."""
@@ -76,7 +80,12 @@ class Endings:
             has_verdict = has_verdict and drawn >= self.no_verdict_rate
         if self.void_rate > 0:
             has_verdict = has_verdict and uniform(seed, Purpose.VOID, group) >= self.void_rate
-        return Draw(duration_s=duration_s, is_capped=is_capped, has_verdict=has_verdict)
+        share = self.zero_variance_share
+        is_flat = share > 0 and uniform(seed, Purpose.VARIANCE, group) < share
+        reward = 1.0 if is_flat else 1.0 / (1 + member)
+        return Draw(
+            duration_s=duration_s, is_capped=is_capped, has_verdict=has_verdict, reward=reward
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +151,7 @@ class EmpiricalWorkload:
             duration_s=end.duration_s,
             is_capped=end.is_capped or one.is_capped,
             has_verdict=end.has_verdict and one.has_verdict,
+            reward=end.reward,
         )
 
 

@@ -134,6 +134,7 @@ class World:
             num_short=seen.num_short_steps,
             num_empty=seen.num_empty_steps,
             num_void=seen.num_void,
+            num_filtered=seen.num_filtered,
             num_dropped=seen.num_dropped,
             failed=failed,
             reason=reason,

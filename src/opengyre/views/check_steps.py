@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from opengyre.control import commands as c
 from opengyre.control import facts as f
+from opengyre.control.groups import GroupState
 from opengyre.store import observations as seen
 from opengyre.store.journal import Row
 from opengyre.views.findings import CheckResult, Findings
@@ -69,7 +70,7 @@ class ExactlyOnce:
         for number, step in sorted(self.steps.items()):
             if step.is_committed:
                 self._check(number, step)
-        self._check_groups()
+        self._check_groups(state)
         self._check_paths()
         return self._findings.result()
 
@@ -99,7 +100,11 @@ class ExactlyOnce:
                 f"step {number} trained {min(strangers)}, which it did not consume"
             )
 
-    def _check_groups(self) -> None:
+    def _check_groups(self, state: RunState) -> None:
+        for one in state.groups.values():
+            ended = state.ended_state(one)
+            if one.is_consumed and ended is not GroupState.READY:
+                self._findings.broken(f"{one.group} was trained though it is {ended.value}")
         reports = [one.report for one in self.steps.values() if one.is_committed and one.report]
         consumed = Counter(group for report in reports for group in report.groups)
         for group, times in sorted(consumed.items()):

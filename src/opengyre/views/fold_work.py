@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from opengyre.control import commands as c
 from opengyre.control import facts as f
+from opengyre.control.groups import GroupState
 from opengyre.views.run_state import ExecutionView, GroupView, RunState
 
 
@@ -168,6 +169,9 @@ class WorkFold:
             return
         group = self._state.groups[one.group]
         group.num_open -= 1
-        group.num_valid += one.value is not None
-        if self._state.is_void(group):
+        if one.value is not None:
+            group.num_valid += 1
+            group.lowest = min(group.lowest, one.value)
+            group.highest = max(group.highest, one.value)
+        if self._state.group_state(group) in (GroupState.VOID, GroupState.FILTERED):
             self._state.open_groups.pop(group.group, None)

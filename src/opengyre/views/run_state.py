@@ -4,10 +4,12 @@ Owns: the state that `fold` fills and every view reads. Must not know: how rows 
 Invariant: every count is recomputed from ids, never taken from a row.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from opengyre.control import commands as c
 from opengyre.control import facts as f
+from opengyre.control.groups import GroupState, is_without_variance
 from opengyre.seams.records import TurnRecord
 from opengyre.store import observations as seen
 from opengyre.store.observations import Activity, Role
@@ -40,7 +42,8 @@ class ExecutionView:
 
 @dataclass(slots=True, kw_only=True)
 class GroupView:
-    """`num_open` members have not closed with a last word; `assigned_step` None until claimed."""
+    """`num_open` members have not closed with a last word; `assigned_step` None until claimed.
+    `lowest` and `highest` are the bounds of the valid members' values."""
 
     group: str
     version: int
@@ -48,6 +51,8 @@ class GroupView:
     members: tuple[str, ...]
     num_open: int
     num_valid: int = 0
+    lowest: float = math.inf
+    highest: float = -math.inf
     assigned_step: int | None = None
     is_consumed: bool = False
 
@@ -107,7 +112,7 @@ class Counts:
 
 
 class RunState:
-    """Filled by `Fold`; read only elsewhere. `open_groups`: neither consumed nor void."""
+    """Filled by `Fold`; read only elsewhere. `open_groups`: not consumed, void or filtered."""
 
     def __init__(self) -> None:
         self.started: seen.RunStarted | None = None
@@ -165,11 +170,24 @@ class RunState:
         return min(self.started.groups_per_step - num_assigned, num_unassigned)
 
     def is_ready(self, group: GroupView) -> bool:
-        is_free = group.assigned_step is None and not group.is_consumed
-        return is_free and group.num_open == 0 and group.num_valid >= self._min_valid
+        return self.group_state(group) is GroupState.READY
 
-    def is_void(self, group: GroupView) -> bool:
-        return group.num_open == 0 and group.num_valid < self._min_valid
+    def group_state(self, group: GroupView) -> GroupState:
+        """Where it stands; a group that was dropped shows what its members came to."""
+        if group.is_consumed:
+            return GroupState.CONSUMED
+        if group.assigned_step is not None:
+            return GroupState.ASSIGNED
+        if group.num_open > 0:
+            return GroupState.LIVE
+        return self.ended_state(group)
+
+    def ended_state(self, group: GroupView) -> GroupState:
+        """What became of it as its last member ended: ready, void or filtered."""
+        if group.num_valid < self._min_valid:
+            return GroupState.VOID
+        is_flat = is_without_variance(group.lowest, group.highest)
+        return GroupState.FILTERED if self._is_filtering and is_flat else GroupState.READY
 
     def engine_of_cell(self, cell: int) -> EngineView:
         """Made without slots if the journal never named it."""
@@ -188,6 +206,11 @@ class RunState:
     @property
     def _min_valid(self) -> int:
         return 1 if self.started is None else self.started.min_valid_members
+
+    @property
+    def _is_filtering(self) -> bool:
+        started = self.started
+        return started is not None and bool(started.scheduler.get("filter_zero_variance"))
 
     def cells(self, *roles: Role) -> list[int]:
         """Cells in one of `roles`, ascending."""

@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from opengyre.control.facts import Outcome
+from opengyre.control.groups import GroupState
 from opengyre.store.observations import Continued, EvalResult
-from opengyre.views.run_state import RunState
+from opengyre.views.run_state import GroupView, RunState
 
 
 def summarise(state: RunState) -> dict[str, Any]:
@@ -52,11 +54,7 @@ def summarise(state: RunState) -> dict[str, Any]:
         "executions_without_verdict": sum(
             one.has_last_word and one.reward is None for one in state.executions.values()
         ),
-        "groups": {
-            "dispatched": len(state.groups),
-            "consumed": sum(one.is_consumed for one in state.groups.values()),
-            "void": sum(map(state.is_void, state.groups.values())),
-        },
+        "groups": _groups(state),
         "turns": len(state.turns),
         "sampled_tokens": num_tokens,
         "device_seconds": {
@@ -111,6 +109,26 @@ def tokens_lost(state: RunState) -> int:
     for _, one in state.continued:
         had[one.turn] = max(had.get(one.turn, 0), one.num_tokens_so_far)
     return sum(max(0, size - recorded.get(turn, 0)) for turn, size in had.items())
+
+
+def _groups(state: RunState) -> dict[str, int]:
+    """What became of them. `unused`: neither trained nor wrong: too old, or more than was needed;
+    its members may have been cancelled for that."""
+    counted = Counter(_group_words(state, one) for one in state.groups.values())
+    return {
+        "dispatched": len(state.groups),
+        **{name: counted[name] for name in ("consumed", "void", "filtered", "unused")},
+    }
+
+
+def _group_words(state: RunState, group: GroupView) -> str:
+    place = state.group_state(group)
+    if place is GroupState.CONSUMED:
+        return "consumed"
+    if place is GroupState.FILTERED:
+        return "filtered"
+    is_cut = any(state.executions[member].outcome is Outcome.CANCELLED for member in group.members)
+    return "void" if place is GroupState.VOID and not is_cut else "unused"
 
 
 def _eval_at(state: RunState, place: int) -> float | None:

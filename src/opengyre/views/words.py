@@ -14,6 +14,7 @@ def final_lines(summary: Mapping[str, Any], *, folder: str = "", report: str = "
         ("eval reward", _eval_words(summary)),
         ("reward by burst", _bursts(summary["reward_by_burst"])),
         ("updates", _updates(summary)),
+        ("groups", _groups(summary["groups"])),
         ("role changes", _roles(summary)),
         ("live requests", _requests(summary)),
         ("tokens lost", str(summary["tokens_lost"])),
@@ -70,6 +71,18 @@ def _updates(summary: Mapping[str, Any]) -> str:
     text = f"{number(summary['num_steps'], 'step')}, policy version {summary['policy_version']}"
     short, empty = summary["short_steps"], summary["empty_steps"]
     return text + (f", {short} short" if short else "") + (f", {empty} empty" if empty else "")
+
+
+def _groups(groups: Mapping[str, int]) -> str:
+    """Older summaries lack some."""
+    text = f"{groups['dispatched']} dispatched, {groups['consumed']} trained"
+    reasons = {
+        "filtered": "equal rewards",
+        "void": "too few verdicts",
+        "unused": "too old or not needed",
+    }
+    more = [f"{groups[name]} {name} ({why})" for name, why in reasons.items() if groups.get(name)]
+    return ", ".join([text, *more])
 
 
 def _roles(summary: Mapping[str, Any]) -> str:
