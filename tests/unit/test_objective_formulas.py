@@ -1,143 +1,181 @@
-"""The vectorised objective against a loop over tokens and against finite differences."""
+"""Every shipped objective against a loop over tokens and against finite differences."""
 
-import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from opengyre.trainer.objective import GspoSettings, OldPolicy, Trained, loss_sum, token_losses
+from opengyre.config.objectives import OBJECTIVE_DEFAULTS, defaults_of
+from opengyre.trainer.objectives.catalog import OBJECTIVES
+from opengyre.trainer.objectives.kl import k3
+from opengyre.trainer.objectives.signature import ObjectiveSettings, OldPolicy, Trained
+from tests.unit.objective_batches import PATHS, TrainedPath, tensors
+from tests.unit.objective_loops import LOOPS
 
 WIDE = 0.8, 1.25
+OWN = None
 
 
-@dataclass(frozen=True)
-class _Path:
-    advantage: float
-    num_execution_tokens: int
-    new: list[float]
-    rollout: list[float]
+def _settings(
+    name: str, old: OldPolicy, interval: tuple[float, float] | None = OWN
+) -> ObjectiveSettings:
+    low, high = interval or (defaults_of(name).clip_low, defaults_of(name).clip_high)
+    return ObjectiveSettings(old=old, clip_low=low, clip_high=high)
 
 
-PATHS = [
-    _Path(1.3, 5, [-0.1, -0.7, -1.2], [-0.12, -0.69, -1.25]),
-    _Path(1.3, 5, [-0.3, -0.4], [-0.9, -0.9]),
-    _Path(-0.8, 2, [-2.0, -0.05], [-1.5, -0.5]),
-    _Path(-0.8, 4, [-0.2, -3.0, -0.6, -0.1], [-0.9, -5.0, -0.8, -0.3]),
-    _Path(0.5, 1, [-0.02], [-4.0]),
-]
+def _gradient(name: str, paths: list[TrainedPath], settings: ObjectiveSettings) -> list[float]:
+    logp_new, trained = tensors(paths)
+    OBJECTIVES[name](logp_new, trained, settings).losses.sum().backward()
+    assert logp_new.grad is not None
+    gradient: list[float] = logp_new.grad.tolist()
+    return gradient
 
 
-def _trained(paths: list[_Path]) -> tuple[Tensor, Trained]:
-    nums = [len(path.new) for path in paths]
-    new = [value for path in paths for value in path.new]
-    rollout = [value for path in paths for value in path.rollout]
-    double = torch.float64
-    trained = Trained(
-        logp_rollout=torch.tensor(rollout, dtype=double),
-        path_of_token=torch.repeat_interleave(torch.arange(len(paths)), torch.tensor(nums)),
-        advantages=torch.tensor([path.advantage for path in paths], dtype=double),
-        num_path_tokens=torch.tensor(nums, dtype=double),
-        num_execution_tokens=torch.tensor(
-            [path.num_execution_tokens for path in paths], dtype=double
-        ),
-    )
-    return torch.tensor(new, dtype=double, requires_grad=True), trained
-
-
-def _loop(paths: list[_Path], settings: GspoSettings) -> tuple[float, list[float], int]:
-    """Loss sum, its gradient by token, and the tokens cut: one token at a time, no autograd."""
-    total, gradient, num_cut = 0.0, [], 0
-    for path in paths:
-        is_step = settings.old is OldPolicy.STEP
-        olds = path.new if is_step else path.rollout
-        mean = math.fsum(n - o for n, o in zip(path.new, olds, strict=True)) / len(path.new)
-        s = math.exp(mean)
-        for old, rollout in zip(olds, path.rollout, strict=True):
-            weight = min(math.exp(old - rollout), settings.max_token_weight)
-            free = s * path.advantage
-            clipped = min(max(s, settings.clip_low), settings.clip_high) * path.advantage
-            total += -weight * min(free, clipped) / path.num_execution_tokens
-            is_clipped = clipped < free
-            slope = 0.0 if is_clipped else s * path.advantage
-            gradient.append(-weight * slope / path.num_execution_tokens)
-            num_cut += weight >= settings.max_token_weight if is_step else is_clipped
-    return total, gradient, num_cut
+def test_config_has_defaults_for_exactly_what_ships() -> None:
+    assert OBJECTIVE_DEFAULTS.keys() == OBJECTIVES.keys() == LOOPS.keys()
 
 
 @pytest.mark.parametrize("old", list(OldPolicy))
-@pytest.mark.parametrize("interval", [(0.995, 1.005), WIDE])
-def test_loss_gradient_and_clip_share_equal_a_loop_over_tokens(
-    old: OldPolicy, interval: tuple[float, float]
+@pytest.mark.parametrize("interval", [OWN, WIDE])
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_losses_gradient_and_cut_tokens_equal_a_loop_over_tokens(
+    name: str, interval: tuple[float, float] | None, old: OldPolicy
 ) -> None:
-    settings = GspoSettings(old=old, clip_low=interval[0], clip_high=interval[1])
-    logp_new, trained = _trained(PATHS)
-    loss, num_cut = loss_sum(logp_new, trained, settings)
-    loss.backward()
-    want_loss, want_gradient, want_cut = _loop(PATHS, settings)
-    assert float(loss.detach()) == pytest.approx(want_loss, rel=1e-13)
-    assert logp_new.grad is not None
-    assert logp_new.grad.tolist() == pytest.approx(want_gradient, rel=1e-13, abs=1e-15)
-    assert num_cut == want_cut > 0
+    settings = _settings(name, old, interval)
+    logp_new, trained = tensors(PATHS)
+    made = OBJECTIVES[name](logp_new, trained, settings)
+    want = [token for path in PATHS for token in LOOPS[name](path, settings)]
+    assert made.losses.tolist() == pytest.approx([loss for loss, _, _ in want], rel=1e-13)
+    assert _gradient(name, PATHS, settings) == pytest.approx(
+        [slope for _, slope, _ in want], rel=1e-13, abs=1e-15
+    )
+    assert made.num_cut == sum(is_cut for _, _, is_cut in want) > 0
 
 
-def _surrogate(values: Tensor, at: Tensor, trained: Trained, settings: GspoSettings) -> float:
-    """The loss with every sg[...] frozen at `at`: what the gradient is the derivative of."""
-    old = at if settings.old is OldPolicy.STEP else trained.logp_rollout
-    sums = torch.zeros_like(trained.num_path_tokens)
-    s_j = (sums.index_add(0, trained.path_of_token, at - old) / trained.num_path_tokens).exp()
-    ratio = s_j[trained.path_of_token] * (values - at).exp()
-    weight = (old - trained.logp_rollout).exp().clamp(max=settings.max_token_weight)
-    advantage = trained.advantages[trained.path_of_token]
-    clipped = ratio.clamp(settings.clip_low, settings.clip_high) * advantage
-    losses = -weight * torch.minimum(ratio * advantage, clipped)
-    return float((losses / trained.num_execution_tokens[trained.path_of_token]).sum())
+def _smooth(name: str, at: Tensor, trained: Trained, old: OldPolicy) -> Callable[[Tensor], Tensor]:
+    """The losses as a plain function of logp_new: what an objective detaches, frozen at `at`."""
+    settings = _settings(name, old)
+    logp_old = at if old is OldPolicy.STEP else trained.logp_rollout
+    means = _path_means(trained)
+    rows = trained.path_of_token
+    drift = logp_old - trained.logp_rollout
+    weight = (means(drift) if name == "gspo" else drift).exp().clamp(max=settings.max_token_weight)
+
+    def losses(logp_new: Tensor) -> Tensor:
+        if name == "cispo":
+            bounded = (at - logp_old).exp().clamp(settings.clip_low, settings.clip_high)
+            return -weight * bounded * trained.advantages[rows] * logp_new
+        ratio = {
+            "gspo_paper": means(at - logp_old).exp() * (logp_new - at).exp(),
+            "gspo": means(logp_new - logp_old).exp(),
+        }.get(name, (logp_new - logp_old).exp())
+        bounded = ratio.clamp(settings.clip_low, settings.clip_high)
+        advantage = trained.advantages[rows]
+        return -weight * torch.minimum(ratio * advantage, bounded * advantage)
+
+    return losses
+
+
+def _path_means(trained: Trained) -> Callable[[Tensor], Tensor]:
+    """The mean over each token's path, [M]: a matrix instead of the sums of the product's code."""
+    same = trained.path_of_token[:, None] == trained.path_of_token[None, :]
+    share = same.to(torch.float64) / same.sum(1, keepdim=True)
+    return lambda values: share @ values
 
 
 @pytest.mark.parametrize("old", list(OldPolicy))
-def test_the_gradient_is_the_finite_difference_of_the_surrogate(old: OldPolicy) -> None:
-    settings = GspoSettings(old=old, clip_low=WIDE[0], clip_high=WIDE[1])
-    logp_new, trained = _trained(PATHS)
-    loss_sum(logp_new, trained, settings)[0].backward()
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_the_gradient_is_the_finite_difference_of_the_surrogate(name: str, old: OldPolicy) -> None:
+    """No token of the batch is at a kink."""
+    logp_new, trained = tensors(PATHS)
+    gradient = _gradient(name, PATHS, _settings(name, old))
     at = logp_new.detach()
-    assert logp_new.grad is not None
+    losses = _smooth(name, at, trained, old)
     for token in range(len(at)):
         step = torch.zeros_like(at)
         step[token] = 1e-6
-        up = _surrogate(at + step, at, trained, settings)
-        down = _surrogate(at - step, at, trained, settings)
-        assert float(logp_new.grad[token]) == pytest.approx((up - down) / 2e-6, abs=1e-8)
+        slope = float((losses(at + step) - losses(at - step)).sum()) / 2e-6
+        assert gradient[token] == pytest.approx(slope, abs=1e-7)
 
 
-def test_on_policy_both_modes_give_the_plain_policy_gradient_and_cut_nothing() -> None:
-    """The tie of the minimum at s = 1 must not halve the gradient."""
+@pytest.mark.parametrize("name", ["gspo", "grpo", "dr_grpo"])
+def test_an_objective_that_detaches_nothing_passes_gradcheck(name: str) -> None:
+    logp_new, trained = tensors(PATHS)
+    settings = _settings(name, OldPolicy.ROLLOUT, WIDE)
+    assert torch.autograd.gradcheck(
+        lambda values: OBJECTIVES[name](values, trained, settings).losses, (logp_new,)
+    )
+
+
+@pytest.mark.parametrize("old", list(OldPolicy))
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_on_policy_every_objective_is_the_plain_policy_gradient(name: str, old: OldPolicy) -> None:
+    """The tie of the minimum at ratio 1 must not halve the gradient."""
     paths = [replace(path, rollout=path.new) for path in PATHS]
-    for old in OldPolicy:
-        logp_new, trained = _trained(paths)
-        loss, num_cut = loss_sum(logp_new, trained, GspoSettings(old=old))
-        loss.backward()
-        want = [-path.advantage / path.num_execution_tokens for path in paths for _ in path.new]
-        assert logp_new.grad is not None
-        assert logp_new.grad.tolist() == pytest.approx(want, rel=1e-13)
-        assert num_cut == 0
+    want = [-path.advantage for path in paths for _ in path.new]
+    settings = _settings(name, old)
+    assert _gradient(name, paths, settings) == pytest.approx(want, rel=1e-13)
+    assert OBJECTIVES[name](*tensors(paths), settings).num_cut == 0
 
 
-def test_a_drifted_sequence_loses_its_gradient_only_in_the_direction_of_its_drift() -> None:
-    up = _Path(1.0, 1, [-0.1], [-0.2])
+@pytest.mark.parametrize("name", ["gspo_paper", "gspo", "grpo", "dr_grpo"])
+def test_a_drifted_path_loses_its_gradient_only_in_the_direction_of_its_drift(name: str) -> None:
+    """The clamp acts on the ratio that carries the gradient, not on a detached copy."""
+    up = TrainedPath(1.0, 1, [-0.1], [-0.6])
     for advantage, is_cut in ((1.0, True), (-1.0, False)):
-        logp_new, trained = _trained([replace(up, advantage=advantage)])
-        losses, num_cut = token_losses(logp_new, trained, GspoSettings())
-        losses.sum().backward()
-        assert logp_new.grad is not None
-        assert (float(logp_new.grad[0]) == 0.0) is is_cut
-        assert num_cut == int(is_cut)
+        path = replace(up, advantage=advantage)
+        (slope,) = _gradient(name, [path], _settings(name, OldPolicy.ROLLOUT))
+        assert (slope == 0.0) is is_cut
 
 
-def test_any_split_into_micro_steps_adds_up_to_the_batch() -> None:
-    whole, trained = _trained(PATHS)
-    total, _ = loss_sum(whole, trained, GspoSettings())
-    for cut in range(1, len(PATHS)):
-        parts = [_trained(PATHS[:cut]), _trained(PATHS[cut:])]
-        split = sum(float(loss_sum(*part, GspoSettings())[0].detach()) for part in parts)
-        assert split == pytest.approx(float(total.detach()), rel=1e-14)
+def test_cispo_bounds_a_token_and_keeps_its_gradient() -> None:
+    far = TrainedPath(1.0, 1, [-0.1], [-4.1])
+    assert _gradient("cispo", [far], _settings("cispo", OldPolicy.ROLLOUT)) == [-5.0]
+
+
+def test_with_one_pass_a_capped_weight_is_the_same_in_three_objectives() -> None:
+    """CISPO without a lower bound, and token-wise GRPO and GSPO with old = step."""
+    cispo = _gradient("cispo", PATHS, _settings("cispo", OldPolicy.ROLLOUT))
+    for name in ("grpo", "gspo_paper"):
+        assert _gradient(name, PATHS, _settings(name, OldPolicy.STEP)) == pytest.approx(cispo)
+
+
+def test_both_gspo_forms_have_one_gradient() -> None:
+    """Differentiated through the mean or token by token: the sums over a path agree."""
+    settings = _settings("gspo", OldPolicy.ROLLOUT, WIDE)
+    first, second = _gradient("gspo", PATHS, settings), _gradient("gspo_paper", PATHS, settings)
+    assert first == pytest.approx(second, rel=1e-13)
+
+
+def test_a_single_precision_batch_gives_single_precision_losses() -> None:
+    logp_new, trained = tensors(PATHS)
+    halves = {
+        name: getattr(trained, name).float()
+        for name in ("logp_rollout", "advantages", "num_path_tokens", "num_execution_tokens")
+    }
+    trained = replace(trained, **halves)
+    for objective in OBJECTIVES.values():
+        for old in OldPolicy:
+            made = objective(logp_new.float(), trained, ObjectiveSettings(old=old))
+            assert made.losses.dtype == torch.float32
+
+
+def test_k3_is_the_formula_and_its_gradient_passes_gradcheck() -> None:
+    logp_new, trained = tensors(PATHS)
+    reference = trained.logp_rollout
+    divergence = k3(logp_new, reference)
+    assert (divergence >= 0).all()
+    difference = reference - logp_new.detach()
+    assert divergence.tolist() == pytest.approx((difference.exp() - difference - 1).tolist())
+    assert torch.autograd.gradcheck(lambda values: k3(values, reference), (logp_new,))
+
+
+def test_k3_estimates_the_divergence_without_bias() -> None:
+    """The mean over all tokens of a vocabulary, weighted by the new policy, is KL itself."""
+    torch.manual_seed(3)
+    new = torch.randn(30, dtype=torch.float64).log_softmax(-1)
+    reference = torch.randn(30, dtype=torch.float64).log_softmax(-1)
+    exact = float((new.exp() * (new - reference)).sum())
+    assert float((new.exp() * k3(new, reference)).sum()) == pytest.approx(exact, rel=1e-12)
