@@ -4,18 +4,18 @@ Owns: the cache of groups that are offered or assigned. Invariant: the same grou
 bundles at each call, so a returned micro-step is redone with the same tokens (P8).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from opengyre.config.training import TrainingConfig
 from opengyre.runtime.book import Book, Execution
+from opengyre.seams.records import TokenRecord, TurnRecord
 from opengyre.store.segments import SegmentReader
-from opengyre.trainer.wire import turn_tokens
+from opengyre.store.trees import tree_of
 from opengyre.trajectory.account import Reason
 from opengyre.trajectory.advantages import Baseline
 from opengyre.trajectory.bundles import Bundle, Layout
 from opengyre.trajectory.groups import GroupRows, GroupSettings, Member, rows_of_group
 from opengyre.trajectory.selection import SelectionSettings
-from opengyre.trajectory.tree import Tree
 from opengyre.trajectory.turns import Role
 
 
@@ -57,11 +57,7 @@ class TrainedGroups:
         self._groups.pop(group, None)
 
     def _member(self, one: Execution) -> Member:
-        tree = Tree(launch=max(1, one.num_launches))
-        for turn in one.given_up:
-            tree.insert(turn_tokens(self._reader.read(turn.ref), launch=tree.launch - 1))
-        for turn in one.turns:
-            tree.insert(turn_tokens(self._reader.read(turn.ref), launch=tree.launch))
+        tree = tree_of(self._read(one.turns), given_up=self._read(one.given_up))
         return Member(
             execution=one.execution,
             tree=tree,
@@ -70,3 +66,6 @@ class TrainedGroups:
             exclusion=one.exclusion or Reason.NO_VERDICT,
             masked=one.masked,
         )
+
+    def _read(self, turns: Iterable[TurnRecord]) -> Iterator[TokenRecord]:
+        return (self._reader.read(turn.ref) for turn in turns)

@@ -1,4 +1,4 @@
-"""Between the records and micro-steps on the wire and the pure values of `trajectory`.
+"""Between micro-steps on the wire and the pure values of `trajectory`.
 
 Must not know storage or sockets. Invariant: nothing is dropped in translation.
 """
@@ -6,44 +6,8 @@ Must not know storage or sockets. Invariant: nothing is dropped in translation.
 from collections.abc import Sequence
 
 from opengyre.seams.cells import MicroStep, Segment, StepCounts, TrainedPath
-from opengyre.seams.records import TokenRecord
 from opengyre.trajectory.bundles import Bundle
 from opengyre.trajectory.packing import PackedPath, pack
-from opengyre.trajectory.turns import (
-    BrokenRecordError,
-    ForkReason,
-    Role,
-    SampledSpan,
-    TurnTokens,
-)
-
-
-def turn_tokens(record: TokenRecord, *, launch: int = 1) -> TurnTokens:
-    """The pure form of one record. Raises BrokenRecordError for a word that is not known."""
-    header = record.header
-    try:
-        role, fork_reason = Role(header.role), ForkReason(header.fork_reason)
-    except ValueError as error:
-        raise BrokenRecordError(f"{header.turn}: {error}") from error
-    return TurnTokens(
-        turn=header.turn,
-        attempt=header.attempt,
-        parent=header.parent,
-        fork_reason=fork_reason,
-        role=role,
-        is_committed=header.is_committed,
-        num_kept_tokens=header.num_kept_tokens,
-        new_prompt_ids=record.new_prompt_ids,
-        completion_ids=record.completion_ids,
-        logprobs=record.logprobs,
-        spans=tuple(
-            SampledSpan(
-                start=span.start, end=span.end, version=span.policy_version, engine=span.engine
-            )
-            for span in header.spans
-        ),
-        launch=launch,
-    )
 
 
 def micro_step(bundles: Sequence[Bundle], *, step: int, number: int, version: int) -> MicroStep:

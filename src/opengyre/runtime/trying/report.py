@@ -14,9 +14,8 @@ from opengyre.control.facts import Outcome
 from opengyre.runtime.executions import outcome_of
 from opengyre.runtime.trying.execution import Played
 from opengyre.seams.records import TokenRecord
-from opengyre.trainer.wire import turn_tokens
+from opengyre.store.trees import tree_of
 from opengyre.trajectory.selection import Selection, SelectionSettings, select
-from opengyre.trajectory.tree import Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +86,5 @@ def report_of(
 
 
 def _all_paths(records: Sequence[TokenRecord]) -> Selection:
-    tree = Tree()
-    for record in records:
-        tree.insert(turn_tokens(record))
     settings = SelectionSettings(max_paths=0)
-    return select(tree, settings=settings, rng=np.random.default_rng(0))
+    return select(tree_of(records), settings=settings, rng=np.random.default_rng(0))
