@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
-from opengyre.trainer.objective import GspoSettings
+from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.optimizer import AdamWSettings
 from opengyre.trainer.packed_model import ATTENTION
 from opengyre.transport.weights_shm import SharedMemoryPlane
@@ -31,9 +31,7 @@ def _model() -> Qwen3ForCausalLM:
 
 
 def _cell(module: nn.Module, folder: Path) -> EmbeddedCell:
-    settings = EmbeddedSettings(
-        objective=GspoSettings(), optimizer=AdamWSettings(learning_rate=1e-3)
-    )
+    settings = EmbeddedSettings(loss=StreamedLoss(), optimizer=AdamWSettings(learning_rate=1e-3))
     planes = [SharedMemoryPlane(folder, slot=slot) for slot in "wg"]
     return EmbeddedCell(module, weights=planes[0], gradients=planes[1], settings=settings)
 
@@ -109,7 +107,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_written(
 
 def test_a_greedy_temperature_is_refused(tmp_path: Path) -> None:
     settings = EmbeddedSettings(
-        objective=GspoSettings(), optimizer=AdamWSettings(learning_rate=1e-3), temperature=0.0
+        loss=StreamedLoss(), optimizer=AdamWSettings(learning_rate=1e-3), temperature=0.0
     )
     plane = SharedMemoryPlane(tmp_path, slot="w")
     with pytest.raises(ConfigError, match=r"temperature 0\.0"):

@@ -50,8 +50,8 @@ def build_embedded(
 
 
 def _training_side(config: RunConfig, planes: Planes, model: torch.nn.Module) -> CellBackend:
+    from opengyre.runtime.objective import loss_of
     from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
-    from opengyre.trainer.objective import GspoSettings, OldPolicy
     from opengyre.trainer.optimizer import AdamWSettings
 
     chosen = config.training
@@ -60,12 +60,7 @@ def _training_side(config: RunConfig, planes: Planes, model: torch.nn.Module) ->
         weights=planes.weights,
         gradients=planes.gradients,
         settings=EmbeddedSettings(
-            objective=GspoSettings(
-                old=OldPolicy(chosen.old),
-                clip_low=chosen.clip_low,
-                clip_high=chosen.clip_high,
-                max_token_weight=chosen.max_token_weight,
-            ),
+            loss=loss_of(config),
             optimizer=AdamWSettings(
                 learning_rate=chosen.learning_rate,
                 betas=chosen.betas,

@@ -1,6 +1,7 @@
 """A cell backend on a causal language model in this process, shared with the rollout engine.
 
-Owns: the training side of the module: its buffers, gradient sums, and on the core the optimizer.
+Owns: the training side of the module: its buffers, gradient sums, the frozen reference if the loss
+has a divergence, and on the core the optimizer.
 Must not know processes, streams or the engine. Invariants: weights are written in place only;
 gradients are unnormalised sums until `update`; weights of one step have one version (P7); a
 number that is not finite never reaches the weights (P20); there is no dropout in either role.
@@ -11,6 +12,7 @@ import gc
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,11 @@ from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
 from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.seams.weights import Descriptor, WeightPlane
 from opengyre.trainer.flat import FlatSums
-from opengyre.trainer.objective import GspoSettings, Trained, loss_sum
+from opengyre.trainer.loss import StreamedLoss
+from opengyre.trainer.objectives.signature import Trained
 from opengyre.trainer.optimizer import AdamWSettings, CoreOptimizer
 from opengyre.trainer.packed_model import ATTENTION, register_attention, trained_logprobs
+from opengyre.trainer.reference import Reference
 from opengyre.trainer.sums import StepLedger
 from opengyre.trainer.wire import execution_share
 
@@ -38,7 +42,7 @@ SCHEMA = 1
 class EmbeddedSettings:
     """`temperature` is the sampler's: recorded logprobs are of the scaled distribution."""
 
-    objective: GspoSettings
+    loss: StreamedLoss
     optimizer: AdamWSettings
     temperature: float = 1.0
 
@@ -54,7 +58,8 @@ class _EngineSide:
 
 class EmbeddedCell:
     """`module` is a transformers causal LM in float32 or float64 on one device; the engine may
-    hold it too, its names are those of `named_parameters()` (tied weights once). The two planes
+    hold it too, its names are those of `named_parameters()` (tied weights once). Its weights are
+    the run's initial ones: with a divergence in the loss they are copied here. The two planes
     carry weights and gradient sums; this object owns neither."""
 
     def __init__(
@@ -76,6 +81,7 @@ class EmbeddedCell:
         self._reduced: Tensor | None = None
         self._optimizer: CoreOptimizer | None = None
         self._engine_side: _EngineSide | None = None
+        self._reference = Reference(module) if settings.loss.kl_coefficient else None
         _check_trainable(self._parameters, settings.temperature)
 
     def enter_training(self) -> None:
@@ -93,6 +99,8 @@ class EmbeddedCell:
         for parameter in self._parameters.values():
             parameter.requires_grad_(True)
         self._sums = FlatSums(self._parameters)
+        if self._reference is not None:
+            self._reference.place()
 
     def leave_training(self) -> None:
         """Give the module back as it was; memory of gradients is free on return. Idempotent."""
@@ -101,6 +109,8 @@ class EmbeddedCell:
             return
         self._ledger.forget()
         self._sums = self._reduced = None
+        if self._reference is not None:
+            self._reference.remove()
         self._config._attn_implementation = before.attention
         self._module.train(before.is_training)
         for name, parameter in self._parameters.items():
@@ -208,15 +218,18 @@ class EmbeddedCell:
         device = self._held_sums().flat.device
         targets = _targets(micro_step).to(device)
         trained = _trained_tokens(micro_step, targets, dtype)
-        logp_new = trained_logprobs(
-            self._module,
+        forward = partial(
+            trained_logprobs,
             token_ids=torch.tensor(micro_step.token_ids, device=device),
             position_ids=torch.tensor(micro_step.position_ids, device=device),
             segments=micro_step.segments,
             targets=targets,
             temperature=self._settings.temperature,
         )
-        loss, num_clipped = loss_sum(logp_new, trained, self._settings.objective)
+        logp_reference = None if self._reference is None else self._reference.run(forward)
+        loss, num_clipped = self._settings.loss.summed(
+            forward(self._module), trained, logp_reference
+        )
         loss.backward()  # type: ignore[no-untyped-call]  # torch's Tensor.backward is untyped
         return float(loss.detach()), num_clipped
 
@@ -225,14 +238,15 @@ class EmbeddedCell:
         rate = optimizer.learning_rate
         if counts.num_tokens == 0:
             return _not_applied("the step has no trainable token", rate)
-        gradient.div_(counts.num_executions)
+        divisor = self._settings.loss.divisor(counts)
+        gradient.div_(divisor)
         odd = self._held_sums().first_non_finite(gradient)
         if odd is not None:
             return _not_applied(f"the gradient of {odd} is not finite", rate)
         norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
         gradient.mul_(min(1.0, self._settings.optimizer.max_grad_norm / (norm + 1e-6)))
         optimizer.apply(self._held_sums().split(gradient))
-        loss = counts.loss_sum / counts.num_executions
+        loss = counts.loss_sum / divisor
         return UpdateNorms(grad_norm=norm, loss=loss, learning_rate=rate, is_applied=True)
 
     def _core_optimizer(self) -> CoreOptimizer:
