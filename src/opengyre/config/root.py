@@ -8,6 +8,7 @@ type errors (see load.py). Invariant: what `find_problems` returns is empty for 
 from pydantic import Field
 
 from opengyre.config.base import Section
+from opengyre.config.grading import GradingConfig, grading_problems
 from opengyre.config.reward import RewardConfig, reward_problems
 from opengyre.config.schedule import ScheduleConfig, TopologyConfig, group_problems
 from opengyre.config.sections import (
@@ -41,6 +42,7 @@ class RunConfig(Section):
     training: TrainingConfig = TrainingConfig()
     reward: RewardConfig = RewardConfig()
     harness: HarnessConfig = HarnessConfig()
+    grading: GradingConfig = GradingConfig()
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
     store: StoreConfig = StoreConfig()
@@ -55,6 +57,7 @@ def find_problems(config: RunConfig) -> list[str]:
         *_task_problems(config),
         *_program_problems(config),
         *_gateway_problems(config.gateway),
+        *grading_problems(config.grading),
         *excess_problems(config.training),
         *reward_problems(config.reward),
     ]

@@ -99,6 +99,18 @@ class HarnessConfig(Section):
     timeout_s: float = Field(
         default=600.0, gt=0, le=604_800, description="deadline of one execution"
     )
+    overall_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=2_592_000,
+        description="deadline of one execution from its first launch on, time in which it was held "
+        "and relaunches included; left out: none",
+    )
+    overall_timeout_verdict: Literal["none", "graded"] = Field(
+        default="none",
+        description="what becomes of an execution that overall_timeout_s ended: no verdict, or "
+        "graded like any other",
+    )
     max_turns: int = Field(
         default=50, ge=1, le=100_000, description="model calls of the bundled agent"
     )

@@ -6,10 +6,11 @@ zero; nothing of an execution is left on disk when it is graded.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from opengyre.control.facts import ExecutionClosed, Outcome
@@ -17,6 +18,7 @@ from opengyre.control.ids import ExecutionId
 from opengyre.runtime import messages as m
 from opengyre.runtime.book import Book, Execution
 from opengyre.runtime.gateways import Gateways
+from opengyre.runtime.grading import EndingRules
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.results import Results
 from opengyre.runtime.rewards import Rewards
@@ -42,6 +44,21 @@ class ExecutionParts:
     model: str
     folder: Path
     max_launches: int
+    rules: EndingRules = field(default_factory=EndingRules)
+
+
+class Stop:
+    """Set when an execution has to end before its harness does."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self.is_overdue = False
+
+    def expire(self) -> None:
+        """Its overall time is over; whoever cancelled it before stays the cause."""
+        if not self.event.is_set():
+            self.is_overdue = True
+            self.event.set()
 
 
 class Executions:
@@ -61,14 +78,14 @@ class Executions:
         self._gateways = gateways
         self._inbox = inbox
         self._results = results
-        self._stops: dict[str, asyncio.Event] = {}
+        self._stops: dict[str, Stop] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._graders = asyncio.Semaphore(MAX_GRADERS)
         self.engine_by_execution: dict[str, str] = {}
 
     def launch(self, execution: str, engine: str, tasks: asyncio.TaskGroup) -> None:
         self.engine_by_execution[execution] = engine
-        self._stops[execution] = asyncio.Event()
+        self._stops[execution] = Stop()
         task = tasks.create_task(self._play(self._book.executions[execution]))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -94,7 +111,7 @@ class Executions:
         if was_queued:
             self._results.tell_verdict(self._book.cancel_queued(execution))
         if (stop := self._stops.get(execution)) is not None:
-            stop.set()
+            stop.event.set()
 
     @property
     def num_running(self) -> int:
@@ -102,17 +119,39 @@ class Executions:
 
     async def _play(self, one: Execution) -> None:
         folder = self._parts.folder / one.execution
-        outcome, result = await self._launches(one, folder)
+        with self._overall_deadline(one.execution) as stop:
+            result = await self._launches(one, folder)
+        is_overdue = stop.is_overdue and result.ending is Ending.CANCELLED
+        if is_overdue:
+            result = self._parts.rules.overdue(result)
+        outcome = outcome_of(result)
         del self._stops[one.execution], self.engine_by_execution[one.execution]
         self._inbox.tell(ExecutionClosed(execution=ExecutionId(one.execution), outcome=outcome))
         self._results.tell_end(one, result)
-        verdict = await self._grade(one, folder, outcome)
+        verdict = self._parts.rules.ungraded(result, is_overdue=is_overdue)
+        if verdict is None:
+            verdict = await self._grade(one, folder)
+        if result.is_timed_out and verdict.reward is not None:
+            verdict = replace(verdict, reason=f"{verdict.reason}; {result.reason}")
         fact = self._parts.rewards.settle(one, outcome, verdict)
         self._results.tell_verdict(one)
         self._inbox.tell(fact)
         await self._remove(folder)
 
-    async def _launches(self, one: Execution, folder: Path) -> tuple[Outcome, LaunchResult]:
+    @contextlib.contextmanager
+    def _overall_deadline(self, execution: str) -> Iterator[Stop]:
+        """The execution's stop; it expires if this lasts too long, held or not."""
+        stop, overall_s = self._stops[execution], self._parts.rules.overall_s
+        if overall_s is None:
+            yield stop
+            return
+        timer = asyncio.get_running_loop().call_later(overall_s, stop.expire)
+        try:
+            yield stop
+        finally:
+            timer.cancel()
+
+    async def _launches(self, one: Execution, folder: Path) -> LaunchResult:
         """Launch, and again after our own fault (DESIGN 2.4.9), at most `max_launches` times."""
         while True:
             self._book.begin_launch(one)
@@ -120,9 +159,9 @@ class Executions:
             result = await self._launch_once(one, folder)
             await self._end_session(one)
             result = _without_our_fault(one, result)
-            is_over = self._stops[one.execution].is_set()
+            is_over = self._stops[one.execution].event.is_set()
             if not result.is_our_fault or is_over or one.num_launches >= self._parts.max_launches:
-                return outcome_of(result), result
+                return result
             log.warning("%s is launched again: %s", one.execution, result.reason)
 
     async def _launch_once(self, one: Execution, folder: Path) -> LaunchResult:
@@ -132,7 +171,7 @@ class Executions:
             gateway_url = await self._gateways.open_session(lambda: self._session(one, key))
             job = self._job(one, folder, key=key, gateway_url=gateway_url)
             spec = self._parts.harness.prepare(job)
-            stop, before_s = self._stops[one.execution], _held_s(one)
+            stop, before_s = self._stops[one.execution].event, _held_s(one)
             return await self._parts.sandbox.run(
                 spec, held_s=lambda: _held_s(one) - before_s, stop=stop
             )
@@ -179,9 +218,7 @@ class Executions:
         except BoundaryError as error:
             log.warning("%s: its session did not close: %s", one.execution, error)
 
-    async def _grade(self, one: Execution, folder: Path, outcome: Outcome) -> Verdict:
-        if outcome in (Outcome.CANCELLED, Outcome.LOST):
-            return Verdict(reward=None, reason=outcome.value)
+    async def _grade(self, one: Execution, folder: Path) -> Verdict:
         scratch = folder / "grade"
         try:
             async with self._graders:

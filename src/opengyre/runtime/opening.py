@@ -91,7 +91,8 @@ async def open_run(
     async with contextlib.AsyncExitStack() as stack:
         sockets, planes, work = stack.enter_context(meeting_places())
         program = stage_agent(work / "agent")
-        readable = (program, *(() if prepared.program is None else prepared.program.all_paths))
+        harness = () if prepared.program is None else prepared.program.all_paths
+        readable = (program, *harness, *prepared.grader_files)
         sandbox = await stack.enter_async_context(
             open_sandbox(work, read_only_paths=readable, is_unsafe_allowed=is_unsafe_allowed)
         )

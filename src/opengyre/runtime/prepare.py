@@ -17,9 +17,11 @@ from opengyre.control.config import EngineSpec, Overdue, PolicyName, SchedulerCo
 from opengyre.control.ids import cell_engine_id, standalone_engine_id
 from opengyre.harness.profiles import Staged, check_launch, open_harness
 from opengyre.harness.programs import Program, find_program
+from opengyre.runtime.grading import grader_files
 from opengyre.runtime.rewards import load_transforms
 from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import Harness, Limits
+from opengyre.seams.tasks import GraderKind
 from opengyre.tasks.source import SampledTasks, open_source, refuse_overlap
 from opengyre.trajectory.shaping import NamedTransform
 
@@ -39,6 +41,7 @@ class Prepared:
     program: Program | None
     warnings: tuple[str, ...]
     transforms: tuple[NamedTransform, ...] = ()
+    grader_files: tuple[Path, ...] = ()
 
 
 def prepare(config: RunConfig) -> Prepared:
@@ -51,11 +54,15 @@ def prepare(config: RunConfig) -> Prepared:
         update={"model": config.model.model_copy(update={"path": str(folder)})}
     )
     train = open_source(
-        [(one.path, one.weight, one.seed) for one in config.tasks], seed=config.run.seed
+        [(one.path, one.weight, one.seed) for one in config.tasks],
+        seed=config.run.seed,
+        kind=GraderKind(config.grading.kind),
     )
     evaluation = None
     if config.eval is not None:
-        evaluation = open_source([(config.eval.path, 1.0, 0)], seed=0)
+        evaluation = open_source(
+            [(config.eval.path, 1.0, 0)], seed=0, kind=GraderKind(config.grading.kind)
+        )
         refuse_overlap(train.tasks, evaluation.tasks)
     return Prepared(
         config=config,
@@ -66,6 +73,7 @@ def prepare(config: RunConfig) -> Prepared:
         program=program,
         warnings=tuple(config_warnings(config)),
         transforms=load_transforms(config.reward),
+        grader_files=grader_files(config.grading),
     )
 
 

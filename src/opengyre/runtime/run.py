@@ -28,6 +28,7 @@ from opengyre.runtime.controller import Controller
 from opengyre.runtime.executions import ExecutionParts, Executions
 from opengyre.runtime.gateway_lives import GatewayPlaces
 from opengyre.runtime.gateways import Gateways
+from opengyre.runtime.grading import ending_rules, grader_of
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.opening import OpenRun, open_run
 from opengyre.runtime.prepare import Prepared, harness_of, limits_of
@@ -44,7 +45,6 @@ from opengyre.store.checkpoints import Checkpoints
 from opengyre.store.codec import JournalValue
 from opengyre.store.observations import AnyObservation, RunEnded, StepReport
 from opengyre.store.segments import SegmentReader
-from opengyre.tasks.grader import ScriptGrader
 from opengyre.trainer.stream import StepStream, StreamSettings
 from opengyre.views.notes import notes_of
 
@@ -242,7 +242,7 @@ class Run:
         return ExecutionParts(
             sandbox=sandbox.sandbox,
             harness=harness_of(self.opened.prepared, staged),
-            grader=ScriptGrader(run=sandbox.sandbox.run, limits=limits),
+            grader=grader_of(config.grading, sandbox, limits=limits),
             rewards=Rewards(
                 self.opened.prepared.transforms,
                 excess=excess_settings(config.training),
@@ -252,6 +252,7 @@ class Run:
             model=MODEL_NAME,
             folder=self.opened.work,
             max_launches=config.schedule.max_launches,
+            rules=ending_rules(config),
         )
 
     async def _save(self, step: int, version: int) -> None:

@@ -1,12 +1,23 @@
 """Tasks and verdicts: the problems of a data set, and what a grader says about a workspace.
 
-Implementations of TaskSource: one or several sets of Harbor folders. Of Grader: `tests/test.sh`.
+Implementations of TaskSource: one or several sets of Harbor folders. Of Grader: a task's script,
+a command, tests, a function.
 Invariant: a Verdict without a value is never 0 (P12); it carries its reason in words.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
+
+
+class GraderKind(StrEnum):
+    """Who says what a workspace is worth."""
+
+    HARBOR = "harbor"
+    COMMAND = "command"
+    PYTEST = "pytest"
+    CALLABLE = "callable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +25,8 @@ class Task:
     """One problem. `name` is unique within its source; `content_hash` (hex) is over instruction,
     workspace and tests, so that the same problem under another name is recognised.
 
-    `workspace` is the folder every execution starts from, None for an empty one. `agent_wall_s`
+    `workspace` is the folder every execution starts from, None for an empty one; `tests` may be
+    missing where the kind of grader needs none. `agent_wall_s`
     and `grader_wall_s` are the task's own budgets, None where it says nothing.
     """
 

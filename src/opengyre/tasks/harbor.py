@@ -3,7 +3,8 @@
     task.toml               [agent] timeout_sec, [verifier] timeout_sec; other keys are left alone
     instruction.md          what the agent is told
     environment/workspace/  what its workspace starts with (may be missing: an empty one)
-    tests/test.sh           the grader's program
+    tests/                  what the grader needs and the agent never sees: for kind "harbor"
+                            test.sh, for "pytest" its test files, for the others anything
 
 Owns reading these folders. Must not know executions, sandboxes, rewards. Invariants: a folder
 is either a whole task or a ConfigError of one line; nothing in it leads outside of it.
@@ -18,24 +19,25 @@ from pathlib import Path
 from typing import Any
 
 from opengyre.seams.errors import ConfigError
-from opengyre.seams.tasks import Task
+from opengyre.seams.tasks import GraderKind, Task
 
 TASK_FILE = "task.toml"
 INSTRUCTION_FILE = "instruction.md"
 WORKSPACE_FOLDER = "environment/workspace"
 TESTS_FOLDER = "tests"
 TEST_SCRIPT = "tests/test.sh"
+TEST_FILES = ("test_*.py", "*_test.py")
 MAX_INSTRUCTION_BYTES = 1 << 20
 MAX_TASK_FILES = 100_000
 MAX_TASKS = 1_000_000
 
 
-def load_tasks(path: Path) -> tuple[Task, ...]:
+def load_tasks(path: Path, *, kind: GraderKind = GraderKind.HARBOR) -> tuple[Task, ...]:
     """The task at `path`, or the tasks in its folders, by name. Raises ConfigError."""
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder; expected a task or a folder of tasks")
     if (path / TASK_FILE).is_file():
-        return (load_task(path),)
+        return (load_task(path, kind=kind),)
     folders = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     folders = [folder for folder in folders if folder.is_dir()]
     for folder in folders:
@@ -45,14 +47,15 @@ def load_tasks(path: Path) -> tuple[Task, ...]:
         raise ConfigError(f"{path}: holds no task; expected {TASK_FILE} here or in its folders")
     if len(folders) > MAX_TASKS:
         raise ConfigError(f"{path}: holds more than {MAX_TASKS} folders; split the set")
-    return tuple(load_task(folder) for folder in folders)
+    return tuple(load_task(folder, kind=kind) for folder in folders)
 
 
-def load_task(folder: Path) -> Task:
-    """One task. Raises ConfigError naming the folder, what was expected and what to do."""
+def load_task(folder: Path, *, kind: GraderKind = GraderKind.HARBOR) -> Task:
+    """One task, with what a grader of this kind needs. Raises ConfigError naming the folder, what
+    was expected and what to do."""
     _require_file(folder, TASK_FILE, "add it; an empty one will do")
     _require_file(folder, INSTRUCTION_FILE, "add the text the agent is told")
-    _require_file(folder, TEST_SCRIPT, "add the script that writes the reward")
+    _require_tests(folder, kind)
     settings = _read_settings(folder / TASK_FILE)
     instruction = _read_instruction(folder / INSTRUCTION_FILE)
     workspace = folder / WORKSPACE_FOLDER
@@ -68,6 +71,19 @@ def load_task(folder: Path) -> Task:
         agent_wall_s=_timeout(folder, settings, "agent"),
         grader_wall_s=_timeout(folder, settings, "verifier"),
     )
+
+
+def _require_tests(folder: Path, kind: GraderKind) -> None:
+    tests = folder / TESTS_FOLDER
+    if kind is GraderKind.HARBOR:
+        _require_file(folder, TEST_SCRIPT, "add the script that writes the reward")
+    elif kind is GraderKind.PYTEST and not any(
+        path.is_file() for name in TEST_FILES for path in tests.rglob(name)
+    ):
+        what = f"no {' or '.join(TEST_FILES)} below {TESTS_FOLDER}"
+        raise ConfigError(f"{folder}: {what}; add the tests, or remove the folder")
+    elif tests.exists() and not tests.is_dir():
+        raise ConfigError(f"{tests}: expected a folder with what the grader needs")
 
 
 def _require_file(folder: Path, name: str, advice: str) -> None:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from opengyre.seams.errors import ConfigError
-from opengyre.seams.tasks import Task
+from opengyre.seams.tasks import GraderKind, Task
 from opengyre.tasks.harbor import load_tasks
 
 MAX_NAMED = 3
@@ -82,10 +82,12 @@ class SampledTasks:
         return order
 
 
-def open_source(paths: Sequence[tuple[Path, float, int]], *, seed: int) -> SampledTasks:
-    """The tasks of several (path, weight, seed). Raises ConfigError."""
+def open_source(
+    paths: Sequence[tuple[Path, float, int]], *, seed: int, kind: GraderKind
+) -> SampledTasks:
+    """The tasks of several (path, weight, seed), for this kind of grader. Raises ConfigError."""
     sets = [
-        TaskSet(tasks=load_tasks(path), weight=weight, seed=set_seed)
+        TaskSet(tasks=load_tasks(path, kind=kind), weight=weight, seed=set_seed)
         for path, weight, set_seed in paths
     ]
     return SampledTasks(sets, seed=seed)
