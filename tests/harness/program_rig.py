@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from struck_engine import Log, Point, Served, Strike, StruckEngine
 from tokenizers import Tokenizer
@@ -27,9 +28,10 @@ from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import Ending, Limits
 from opengyre.seams.records import TokenRecord, TurnRecord
 from opengyre.seams.tasks import Task
+from opengyre.store.trees import tree_of
 from opengyre.tasks.harbor import load_task
-from opengyre.trainer.wire import turn_tokens
-from opengyre.trajectory.rows import TokenAccount, paths_of
+from opengyre.trajectory.account import TokenAccount
+from opengyre.trajectory.selection import SelectionSettings, select
 
 MISSING = Path(".harnesses/missing")
 CONTEXT_TOKENS = 1 << 20
@@ -169,7 +171,9 @@ class Outcome:
     @property
     def account(self) -> TokenAccount:
         """Where every sampled token ended."""
-        return paths_of([turn_tokens(record) for record in self.records])[1]
+        settings = SelectionSettings(max_paths=0)
+        rng = np.random.default_rng(0)
+        return select(tree_of(self.records), settings=settings, rng=rng).account
 
     def prompt_of(self, record: TokenRecord) -> list[int]:
         """A turn's prompt, restored from records alone."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from cases_speakers import (
     BASH,
@@ -34,8 +35,30 @@ from msgspec.structs import replace
 from opengyre.engines.scripted import ScriptedEngine
 from opengyre.seams.engine import Chunk, EngineCaps, Finish, GenerateRequest
 from opengyre.seams.records import TokenRecord, TurnRecord
-from opengyre.trainer.wire import turn_tokens
-from opengyre.trajectory.rows import Path, TokenAccount, paths_of
+from opengyre.store.trees import tree_of
+from opengyre.trajectory.account import TokenAccount
+from opengyre.trajectory.selection import Path, SelectionSettings, select
+from opengyre.trajectory.tree import line_ids
+from opengyre.trajectory.turns import TRAINED_ROLES, Role
+
+
+class Line:
+    """A path as tests look at it: `turns` are those it trains, `versions` of its last one's ids."""
+
+    def __init__(self, path: Path) -> None:
+        trained = [
+            piece.node
+            for piece in path.pieces
+            if any(piece.begin <= begin < piece.end for begin, _ in path.trained)
+        ]
+        self.first = trained[0].index
+        self.turns = tuple(node.turn for node in trained)
+        self.token_ids = line_ids(path.leaf).tolist()
+        self.num_trained = path.num_trained_tokens
+        self.versions = [
+            span.version for span in path.leaf.spans for _ in range(span.start, span.end)
+        ]
+
 
 EACH_PROTOCOL = pytest.mark.parametrize("speaker", SPEAKERS, ids=lambda one: str(one.name))
 EACH_WAY = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
@@ -308,12 +331,17 @@ class Case:
         return kept + record.new_prompt_ids
 
     def paths(
-        self, execution: str = "e000001", untrained_roles: tuple[str, ...] | None = None
-    ) -> tuple[list[Path], TokenAccount]:
-        turns = [turn_tokens(record) for record in self.records(execution)]
-        if untrained_roles is None:
-            return paths_of(turns)
-        return paths_of(turns, untrained_roles=untrained_roles)
+        self,
+        execution: str = "e000001",
+        trained_roles: tuple[Role, ...] = TRAINED_ROLES,
+    ) -> tuple[list[Line], TokenAccount]:
+        """All paths, in the order of the first turn that each trains."""
+        selection = select(
+            tree_of(self.records(execution)),
+            settings=SelectionSettings(max_paths=0, trained_roles=trained_roles),
+            rng=np.random.default_rng(0),
+        )
+        return sorted(map(Line, selection.paths), key=lambda one: one.first), selection.account
 
     def check(self) -> None:
         for record in self.rig.recorder.records:
@@ -321,7 +349,7 @@ class Case:
         for execution in self.executions:
             paths, account = self.paths(execution)
             assert account.is_balanced, (execution, account)
-            assert account.trained == sum(path.num_trained_tokens for path in paths)
+            assert account.trained == sum(path.num_trained for path in paths)
             assert account.trained > 0, f"{execution} trains nothing"
             sampled = sum(len(one.completion_ids) for one in self.records(execution))
             assert account.sampled == sampled

@@ -20,6 +20,7 @@ from cases_speakers import BASH, SPEAKERS, Said, Speaker
 from opengyre.config.harness_profile import load_profile
 from opengyre.gateway.labels import Condition, LabelRule
 from opengyre.runtime.label_rules import label_rules
+from opengyre.trajectory.turns import Role
 
 CHAT, RESPONSES, MESSAGES = SPEAKERS
 PROGRAMS = {"openai-chat": "qwen-code", "openai-responses": "codex", "anthropic": "claude-code"}
@@ -140,7 +141,8 @@ def test_case_07_title_and_compaction_calls_are_labelled_and_counted_by_policy(
             await case.close()
             roles = [turn.role for turn in case.rig.told]
             assert roles == ["main", "main", "side", "main-summary", "main", "main"]
-            _, account = case.paths(untrained_roles=untrained)
+            trained_roles = tuple(role for role in Role if role not in untrained)
+            _, account = case.paths(trained_roles=trained_roles)
             captured = sum(turn.num_completion_tokens for turn in case.rig.told)
             excluded = sum(
                 turn.num_completion_tokens for turn in case.rig.told if turn.role in untrained

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 from cases_gateway_process import ANSWERS, EXECUTIONS, recorded
 from cases_rig import Harness, new_client, text_of
 from cases_speakers import SPEAKERS
 
 from opengyre.seams.records import TokenRecord
-from opengyre.trainer.wire import turn_tokens
-from opengyre.trajectory.rows import paths_of
+from opengyre.store.trees import tree_of
+from opengyre.trajectory.selection import SelectionSettings, select
+from opengyre.trajectory.tree import line_ids
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "cases_gateway_process.py"
@@ -82,9 +84,11 @@ def check_one_branch(folder: Path, execution: str, num_turns: int) -> None:
         assert record.header.fork_reason == ""
         assert text_of(record.completion_ids) == f"{answer}<|im_end|>"
         before = prompt + record.completion_ids
-    (path,), account = paths_of([turn_tokens(record) for record in records])
-    assert path.token_ids == before
-    assert account.trained == sum(len(record.completion_ids) for record in committed) > 0
+    settings = SelectionSettings(max_paths=0)
+    selection = select(tree_of(records), settings=settings, rng=np.random.default_rng(0))
+    (path,) = selection.paths
+    assert line_ids(path.leaf).tolist() == before
+    assert selection.account.trained == sum(len(record.completion_ids) for record in committed) > 0
 
 
 async def turn(one: Harness, *, stream: bool) -> None:

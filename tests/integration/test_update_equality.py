@@ -24,24 +24,32 @@ from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Descriptor
 from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
 from opengyre.trainer.emulated import EmulatedCell, EmulatedSettings
-from opengyre.trainer.objective import GspoSettings
+from opengyre.trainer.loss import StreamedLoss
+from opengyre.trainer.objectives.signature import ObjectiveSettings
 from opengyre.trainer.optimizer import AdamWSettings
 from opengyre.trainer.stream import StepStream, StreamSettings
-from opengyre.trajectory import rows as trajectory_rows
 from opengyre.trajectory.advantages import Baseline
-from opengyre.trajectory.groups import Member, Row, rows_of_group
+from opengyre.trajectory.bundles import Bundle, Layout, Row
+from opengyre.trajectory.groups import GroupSettings, Member, rows_of_group
+from opengyre.trajectory.selection import SelectionSettings
+from opengyre.trajectory.tree import Tree, line_ids
+from opengyre.trajectory.turns import ForkReason, Role, SampledSpan, TurnTokens
 from opengyre.transport.weights_shm import SharedMemoryPlane
+from tests.training_rows import line_logprobs, trained_depths, tree_of_line
 
 VOCABULARY = 48
 NUM_GROUPS = 6
 NUM_STEPS = 2
 TEMPERATURE = 0.7
 OPTIMIZER = AdamWSettings(learning_rate=1e-2, warmup_updates=2, max_grad_norm=0.05)
-OBJECTIVE = GspoSettings(clip_low=0.98, clip_high=1.02)
-SETTINGS = EmbeddedSettings(objective=OBJECTIVE, optimizer=OPTIMIZER, temperature=TEMPERATURE)
+OBJECTIVE = ObjectiveSettings(clip_low=0.98, clip_high=1.02)
+SETTINGS = EmbeddedSettings(
+    loss=StreamedLoss(settings=OBJECTIVE), optimizer=OPTIMIZER, temperature=TEMPERATURE
+)
 Weights = dict[str, np.ndarray]
 MakeRun = Callable[["_Story"], "_Run"]
 MAX_ROUNDS = 200
+BUNDLE_TOKENS = 40
 
 
 class _DoubleNorm(nn.Module):
@@ -84,46 +92,70 @@ def _logprobs_alone(model: Qwen3ForCausalLM, ids: Sequence[int]) -> Tensor:
     return (logits / TEMPERATURE).log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
 
 
-def _path(model: Qwen3ForCausalLM, numbers: np.random.Generator) -> trajectory_rows.Path:
-    """Random tokens; sampling logprobs are the model's with a drift, so that some paths clip."""
+def _tree(model: Qwen3ForCausalLM, numbers: np.random.Generator, *, is_forked: bool) -> Tree:
+    """Random tokens; sampling logprobs are the model's with a drift, so that some paths clip. A
+    fork goes on from within what was sampled."""
     num_tokens = int(numbers.integers(5, 24))
     ids = numbers.integers(0, VOCABULARY, num_tokens).tolist()
     mask = [0, *(numbers.random(num_tokens - 1) < 0.6).astype(int).tolist()]
     mask[-1] = 1
+    drift = float(numbers.normal(0, 0.03))
+    tree = tree_of_line(ids, mask, _drifted(model, ids, drift))
+    if is_forked:
+        last = tree.nodes[-1]
+        num_kept = int(numbers.integers(max(1, last.begin), last.end))
+        branch = [*ids[:num_kept], *numbers.integers(0, VOCABULARY, 6).tolist()]
+        tree.insert(
+            TurnTokens(
+                turn="e1.t99",
+                attempt=0,
+                parent=last.turn,
+                fork_reason=ForkReason.REWRITTEN_TURN,
+                role=Role.MAIN,
+                is_committed=True,
+                num_kept_tokens=num_kept,
+                new_prompt_ids=branch[num_kept:-5],
+                completion_ids=branch[-5:],
+                logprobs=_drifted(model, branch, drift)[-5:],
+                spans=(SampledSpan(start=0, end=5, version=0, engine="c0#1"),),
+            )
+        )
+    return tree
+
+
+def _drifted(model: Qwen3ForCausalLM, ids: Sequence[int], drift: float) -> list[float]:
     with torch.no_grad():
-        logprobs = [0.0, *_logprobs_alone(model, ids).tolist()]
-    drift = numbers.normal(0, 0.03)
-    return trajectory_rows.Path(
-        turns=("t",),
-        token_ids=ids,
-        mask=mask,
-        logprobs=[(value + drift) * is_on for value, is_on in zip(logprobs, mask, strict=True)],
-        versions=[0] * num_tokens,
-    )
+        return [0.0, *(_logprobs_alone(model, ids) + drift).tolist()]
 
 
-@pytest.fixture(scope="module")
-def groups() -> dict[str, tuple[Row, ...]]:
-    """Rows by group: mixed lengths, two paths in some executions, one member without a verdict,
+@pytest.fixture(scope="module", params=list(Layout))
+def groups(request: pytest.FixtureRequest) -> dict[str, tuple[Bundle, ...]]:
+    """Bundles by group: mixed lengths, two paths in some executions, one member without a verdict,
     one group without variance."""
     torch.set_num_threads(1)
     model, numbers = _model(), np.random.default_rng(5)
+    settings = GroupSettings(
+        selection=SelectionSettings(),
+        baseline=Baseline.MEAN_STD,
+        eps=1e-6,
+        layout=request.param,
+        budget_tokens=BUNDLE_TOKENS,
+    )
     made = {}
     for index in range(NUM_STEPS * NUM_GROUPS):
         members = []
         for place in range(4):
-            paths = [_path(model, numbers) for _ in range(1 + (place == 1))]
             reward = 0.5 if index == 2 else float(numbers.random())
             members.append(
                 Member(
                     execution=f"e{index}.{place}",
+                    tree=_tree(model, numbers, is_forked=place == 1),
                     reward=None if (index, place) == (3, 0) else reward,
-                    paths=paths,
-                    account=trajectory_rows.TokenAccount(),
+                    seed=index,
                 )
             )
         name = f"g{index}"
-        made[name] = rows_of_group(name, members, baseline=Baseline.MEAN_STD).rows
+        made[name] = rows_of_group(name, members, settings=settings).bundles
     return made
 
 
@@ -132,13 +164,13 @@ def _names(step: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def reference(groups: dict[str, tuple[Row, ...]]) -> list[Weights]:
+def reference(groups: dict[str, tuple[Bundle, ...]]) -> list[Weights]:
     """Weights after each step: every path alone, the formulas written out, plain AdamW."""
     model = _model()
     adamw = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
     after = []
     for step in range(NUM_STEPS):
-        rows = [row for name in _names(step) for row in groups[name]]
+        rows = [row for name in _names(step) for one in groups[name] for row in one.rows]
         executions = {row.execution for row in rows}
         loss = sum(_row_loss(model, row) for row in rows) / len(executions)
         adamw.zero_grad()
@@ -153,9 +185,9 @@ def reference(groups: dict[str, tuple[Row, ...]]) -> list[Weights]:
 
 
 def _row_loss(model: Qwen3ForCausalLM, row: Row) -> Tensor:
-    mask = torch.tensor(row.path.mask[1:], dtype=torch.bool)
-    new = _logprobs_alone(model, row.path.token_ids)[mask]
-    old = torch.tensor(row.path.logprobs[1:], dtype=torch.float64)[mask]
+    depths = torch.tensor(trained_depths(row.path))
+    new = _logprobs_alone(model, line_ids(row.path.leaf).tolist())[depths - 1]
+    old = torch.tensor(line_logprobs(row.path), dtype=torch.float64)[depths]
     ratio = (new.detach() - old).mean().exp() * (new - new.detach()).exp()
     clipped = ratio.clamp(OBJECTIVE.clip_low, OBJECTIVE.clip_high)
     losses = -torch.minimum(ratio * row.advantage, clipped * row.advantage)
@@ -190,15 +222,15 @@ STORIES = {
 }
 
 
-def _stream(step: int, groups: dict[str, tuple[Row, ...]], budget_tokens: int) -> StepStream:
+def _stream(step: int, groups: dict[str, tuple[Bundle, ...]], budget_tokens: int) -> StepStream:
     settings = StreamSettings(budget_tokens=budget_tokens, lease_s=60.0, max_groups=NUM_GROUPS)
-    return StepStream(step, version=step, rows_of=groups.__getitem__, settings=settings)
+    return StepStream(step, version=step, bundles_of=groups.__getitem__, settings=settings)
 
 
 class _Run:
     """A core, its satellites and the stream, in one process."""
 
-    def __init__(self, folder: Path, groups: dict[str, tuple[Row, ...]], story: _Story) -> None:
+    def __init__(self, folder: Path, groups: dict[str, tuple[Bundle, ...]], story: _Story) -> None:
         self._folder = folder
         self._groups = groups
         self._story = story
@@ -296,7 +328,7 @@ class _EmulatedRun(_Run):
 
 
 @pytest.fixture
-def make_run(tmp_path: Path, groups: dict[str, tuple[Row, ...]]) -> Iterator[MakeRun]:
+def make_run(tmp_path: Path, groups: dict[str, tuple[Bundle, ...]]) -> Iterator[MakeRun]:
     made: list[_Run] = []
 
     def make(story: _Story) -> _Run:
@@ -331,7 +363,7 @@ def test_two_updates_equal_the_reference_whoever_ran_what(
 
 
 def test_integer_sums_of_the_emulated_cell_are_equal_bit_for_bit(
-    tmp_path: Path, groups: dict[str, tuple[Row, ...]]
+    tmp_path: Path, groups: dict[str, tuple[Bundle, ...]]
 ) -> None:
     weights = set()
     for story in STORIES.values():
@@ -344,7 +376,7 @@ def test_integer_sums_of_the_emulated_cell_are_equal_bit_for_bit(
 
 
 def test_tokens_of_better_executions_become_likelier_and_of_worse_ones_less(
-    make_run: MakeRun, groups: dict[str, tuple[Row, ...]]
+    make_run: MakeRun, groups: dict[str, tuple[Bundle, ...]]
 ) -> None:
     run = make_run(STORIES["one cell"])
     run.step(0)
@@ -353,18 +385,18 @@ def test_tokens_of_better_executions_become_likelier_and_of_worse_ones_less(
         {name: torch.from_numpy(array) for name, array in run.core.parameters().items()},
         strict=False,
     )
-    moved = [_gain(_model(), after, row) * row.advantage for row in groups["g0"]]
+    rows = [row for bundle in groups["g0"] for row in bundle.rows]
+    moved = [_gain(_model(), after, row) * row.advantage for row in rows]
     assert sum(moved) > 0
 
 
 def _gain(before: Qwen3ForCausalLM, after: Qwen3ForCausalLM, row: Row) -> float:
     """Change of the trained tokens' mean logprob."""
-    mask = torch.tensor(row.path.mask[1:], dtype=torch.bool)
+    depths = torch.tensor(trained_depths(row.path))
+    ids = line_ids(row.path.leaf).tolist()
     with torch.no_grad():
-        gains = _logprobs_alone(after, row.path.token_ids) - _logprobs_alone(
-            before, row.path.token_ids
-        )
-    return float(gains[mask].mean())
+        gains = _logprobs_alone(after, ids) - _logprobs_alone(before, ids)
+    return float(gains[depths - 1].mean())
 
 
 def test_a_satellite_that_dies_in_the_reduce_costs_only_its_part(

@@ -22,7 +22,7 @@ from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
 from opengyre.seams.weights import Descriptor
 from opengyre.trainer.emulated import NAME, EmulatedCell, EmulatedSettings
 from opengyre.trainer.wire import micro_step
-from opengyre.trajectory.groups import Row
+from opengyre.trajectory.bundles import Bundle
 from opengyre.transport.engine_link import EngineServer
 from tests.sim.seeded_policy import respond
 
@@ -137,15 +137,15 @@ class WatchedCell(EmulatedCell):
         return super().expose_weights(version)
 
 
-def update_by(rows: Sequence[Row]) -> Any:
-    """What these rows add to the weights, in one micro-step of one cell (P9)."""
+def update_by(bundles: Sequence[Bundle]) -> Any:
+    """What these bundles add to the weights, in one micro-step of one cell (P9)."""
     nowhere: Any = None
     settings = EmulatedSettings(num_weights=NUM_WEIGHTS)
     cell = EmulatedCell(weights=nowhere, gradients=nowhere, settings=settings)
     cell.open_step(0, 0, None)
     before = cell.parameters()[NAME]
-    if rows:
-        cell.run(micro_step(rows, step=0, number=0, version=0))
+    if bundles:
+        cell.run(micro_step(bundles, step=0, number=0, version=0))
     cell.reduce([])
     cell.update(1)
     return cell.parameters()[NAME] - before

@@ -225,9 +225,10 @@ class SeededWorld:
     def _see_step(self, report: StepReport) -> None:
         """The update is the sum of what its groups say, whoever computed it."""
         assert self.run_object is not None
-        rows = [row for group in report.groups for row in self.run_object._rows.rows_of(group)]
+        groups = self.run_object._groups
+        bundles = [one for group in report.groups for one in groups.bundles_of(group)]
         update = self.cells["c0"].last_update
-        if report.is_applied and not np.array_equal(update, update_by(rows)):
+        if report.is_applied and not np.array_equal(update, update_by(bundles)):
             self.wrong(f"P9: the update of step {report.step} is not that of its groups")
 
     def _see_plan(self, plan: Plan) -> None:

@@ -28,7 +28,7 @@ def path_of(leaf: Node, *trained: tuple[int, int]) -> PathDigest:
     return PathDigest(
         execution="e000001",
         group="g00001",
-        turn="",
+        turn=leaf.turn,
         num_tokens=len(ids),
         ids_crc32=zlib.crc32(ids.tobytes()),
         trained=list(trained),
@@ -56,6 +56,5 @@ def test_a_fork_that_is_trained_with_what_it_kept_reaches_no_further() -> None:
     assert trained_ranges([path_of(FORK, (3, 8))], NODES) == {"t1": [(0, 2)], "t3": [(0, 2)]}
 
 
-def test_a_path_of_other_ids_gives_nothing() -> None:
-    other = node("t2", ROOT, 7, [8, 9], [10, 11, 13])
-    assert trained_ranges([path_of(other, (9, 12))], NODES) == {}
+def test_a_path_that_is_no_recorded_turns_gives_nothing() -> None:
+    assert trained_ranges([path_of(node("t9", ROOT, 7, [8], [10]), (8, 9))], NODES) == {}

@@ -8,38 +8,26 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from opengyre.control.errors import InvariantError
 from opengyre.seams.cells import MicroStep
 from opengyre.trainer.stream import StepStream, StreamSettings
-from opengyre.trajectory.groups import Row
-from opengyre.trajectory.rows import Path
+from opengyre.trajectory.bundles import Bundle
+from tests.training_rows import alone, line_row
 
 
-def _rows(group: str, lengths: list[int], *, is_counted_only: bool = False) -> list[Row]:
-    return [
-        Row(
-            group=group,
-            execution=f"{group}.{index}",
-            path=Path(
-                turns=(group,),
-                token_ids=[index] * length,
-                mask=[0] + [1] * (length - 1),
-                logprobs=[0.0] * length,
-                versions=[4] * length,
-            ),
-            advantage=1.0,
-            num_path_tokens=length - 1,
-            num_execution_tokens=length - 1,
-            is_counted_only=is_counted_only,
+def _bundles(group: str, lengths: list[int], *, is_counted_only: bool = False) -> list[Bundle]:
+    return alone(
+        *(
+            line_row(f"{group}.{index}", length, group=group, is_counted_only=is_counted_only)
+            for index, length in enumerate(lengths)
         )
-        for index, length in enumerate(lengths)
-    ]
+    )
 
 
 GROUPS = {
-    "g1": _rows("g1", [4, 4, 4]),
-    "g2": _rows("g2", [6, 6]),
-    "g3": _rows("g3", []),
-    "g4": _rows("g4", [30, 2]),
-    "g5": _rows("g5", [5, 5], is_counted_only=True),
-    "g6": _rows("g6", [3]),
+    "g1": _bundles("g1", [4, 4, 4]),
+    "g2": _bundles("g2", [6, 6]),
+    "g3": _bundles("g3", []),
+    "g4": _bundles("g4", [30, 2]),
+    "g5": _bundles("g5", [5, 5], is_counted_only=True),
+    "g6": _bundles("g6", [3]),
 }
 
 
@@ -47,7 +35,7 @@ def _stream(*, budget: int = 8, cells: tuple[int, ...] = (0, 1)) -> StepStream:
     stream = StepStream(
         5,
         version=4,
-        rows_of=GROUPS.__getitem__,
+        bundles_of=GROUPS.__getitem__,
         settings=StreamSettings(budget_tokens=budget, lease_s=10.0, max_groups=6),
     )
     for cell in cells:
@@ -57,7 +45,7 @@ def _stream(*, budget: int = 8, cells: tuple[int, ...] = (0, 1)) -> StepStream:
 
 def _executions(made: MicroStep | None) -> list[str]:
     assert made is not None
-    return [segment.execution for segment in made.segments]
+    return [path.execution for path in made.paths]
 
 
 def test_claims_are_disjoint_in_order_and_assign_a_group_at_its_first_micro_step() -> None:
@@ -208,7 +196,7 @@ def test_never_more_than_a_batch_of_groups_is_assigned() -> None:
     stream = StepStream(
         0,
         version=0,
-        rows_of=GROUPS.__getitem__,
+        bundles_of=GROUPS.__getitem__,
         settings=StreamSettings(budget_tokens=1000, lease_s=1.0, max_groups=2),
     )
     stream.admit(0)
@@ -256,7 +244,7 @@ class StreamUnderDeaths(RuleBasedStateMachine):
         if self.held[cell]:
             made = self.held[cell].pop(0)
             assert self.stream.done(cell, made.number)
-            self.sums[cell].update(segment.execution for segment in made.segments)
+            self.sums[cell].update(path.execution for path in made.paths)
 
     @precondition(lambda self: len(self.cells) > 1)
     @rule(data=st.data())
@@ -275,13 +263,15 @@ class StreamUnderDeaths(RuleBasedStateMachine):
             total.update(self.sums[cell])
         assert all(times == 1 for times in total.values())
         if self.stream.is_drained:
-            assert set(total) == {row.execution for rows in GROUPS.values() for row in rows}
+            assert set(total) == {
+                one.rows[0].execution for bundles in GROUPS.values() for one in bundles
+            }
 
     def teardown(self) -> None:
         for cell in self.cells:
             for made in self.held[cell]:
                 self.stream.done(cell, made.number)
-                self.sums[cell].update(segment.execution for segment in made.segments)
+                self.sums[cell].update(path.execution for path in made.paths)
             self.held[cell] = []
         while not self.stream.is_drained:
             claim = self.stream.claim(0, 0.0)
@@ -289,7 +279,7 @@ class StreamUnderDeaths(RuleBasedStateMachine):
                 self.unassigned.remove(group)
             if claim.micro_step is not None:
                 self.stream.done(0, claim.micro_step.number)
-                self.sums[0].update(one.execution for one in claim.micro_step.segments)
+                self.sums[0].update(one.execution for one in claim.micro_step.paths)
             if not self.unassigned and not self.stream.is_closed:
                 self.stream.close(len(GROUPS))
         self.a_drained_step_has_each_row_once()
