@@ -6,35 +6,23 @@ bytes; the journal only says where they are and what was trained.
 
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from opengyre.control.ids import cell_engine_id
 from opengyre.seams.errors import BoundaryError
-from opengyre.seams.records import Span, TokenRecord, TurnRecord
+from opengyre.seams.records import Span, TurnRecord
 from opengyre.store import observations as seen
 from opengyre.store.segments import SegmentReader
 from opengyre.views.findings import CheckResult, Findings
+from opengyre.views.restored import Line, Lines, Range
 from opengyre.views.run_state import RunState
 
-ByTurn = dict[tuple[str, int], "Restored"]
 CORE_ENGINE = cell_engine_id(0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """All ids of a turn: prompt, then completion; `is_sampled` and `logprobs` beside each."""
-
-    ids: "array[int]"
-    is_sampled: bytearray
-    logprobs: "array[float]"
-    is_committed: bool
-
-    @property
-    def ids_crc32(self) -> int:
-        return zlib.crc32(self.ids.tobytes())
+Paths = Sequence[seen.PathDigest]
+"""What accepted steps told of one execution's paths."""
+SeeExecution = Callable[[str, Lines, Paths], None]
 
 
 class TokenChecks:
@@ -52,34 +40,35 @@ class TokenChecks:
         )
 
     def check(
-        self, state: RunState, trained: Iterable[seen.MicroStepDone]
+        self,
+        state: RunState,
+        trained: Iterable[seen.MicroStepDone],
+        *,
+        also: SeeExecution | None = None,
     ) -> tuple[CheckResult, CheckResult]:
-        """`trained`: the micro-steps of accepted steps."""
+        """`trained`: the micro-steps of accepted steps; `also` sees each execution's lines and
+        trained paths, one execution after the other."""
         turns = _by_execution(state.turns.values())
-        paths: dict[str, list[seen.PathDigest]] = {}
-        for micro_step in trained:
-            for path in micro_step.paths:
-                if path.num_tokens:
-                    paths.setdefault(path.execution, []).append(path)
+        paths = _paths_by_execution(trained)
         for execution in sorted({*turns, *paths}):
-            restored = self._restore(turns.get(execution, ()))
-            for path in paths.get(execution, ()):
-                self._check_path(path, restored)
+            one = state.executions.get(execution)
+            lines = Lines(0 if one is None else one.num_given_up_turns)
+            for turn in turns.get(execution, ()):
+                problem = self._restore(turn, lines)
+                words = f"{turn.turn} attempt {turn.attempt}: {problem}"
+                self.unbroken.expect(problem is None, words)
+            own = paths.get(execution, [])
+            for path in own:
+                self._check_path(path, lines)
+            if also is not None:
+                also(execution, lines, own)
         self._check_continued(state)
         for error in state.harness_errors:
             if error.during_move:
                 self.unbroken.broken(f"{error.execution} got an error from a move: {error.kind}")
         return self.unbroken.result(), self.exact.result()
 
-    def _restore(self, turns: Sequence[TurnRecord]) -> ByTurn:
-        restored: ByTurn = {}
-        for turn in turns:
-            problem = self._restore_turn(turn, restored)
-            words = f"{turn.turn} attempt {turn.attempt}: {problem}"
-            self.unbroken.expect(problem is None, words)
-        return restored
-
-    def _restore_turn(self, turn: TurnRecord, restored: ByTurn) -> str | None:
+    def _restore(self, turn: TurnRecord, lines: Lines) -> str | None:
         """Read, check and restore one turn; returns what is wrong with it."""
         try:
             record = self._reader.read(turn.ref)
@@ -87,11 +76,11 @@ class TokenChecks:
             return str(error)
         if msgspec.structs.replace(record.header, ref=turn.ref) != turn:
             return "the segment's header differs from the journal's"
-        parent = _parent(turn, restored)
+        parent = lines.standing(turn.parent) if turn.parent else None
         if turn.parent and parent is None:
             return f"its parent {turn.parent} is not restored"
-        restored[turn.turn, turn.attempt] = _join(turn, record, parent)
-        size = 0 if parent is None else len(parent.ids)
+        lines.add(record)
+        size = 0 if parent is None else parent.num_tokens
         if turn.num_kept_tokens > size:
             return f"keeps {turn.num_kept_tokens} tokens of a parent of {size}"
         if turn.parent and not turn.fork_reason and turn.num_kept_tokens != size:
@@ -110,17 +99,21 @@ class TokenChecks:
             if problem is not None:
                 self.unbroken.broken(f"{key[0]}: {problem}")
 
-    def _check_path(self, path: seen.PathDigest, restored: ByTurn) -> None:
+    def _check_path(self, path: seen.PathDigest, lines: Lines) -> None:
+        named = lines.standing(path.turn)
+        among = lines.all if not path.turn else [] if named is None else [named]
         matches = [
             one
-            for one in restored.values()
-            if len(one.ids) == path.num_tokens and one.ids_crc32 == path.ids_crc32
+            for one in among
+            if one.turn.is_committed
+            and one.num_tokens == path.num_tokens
+            and one.ids_crc32 == path.ids_crc32
         ]
-        name = f"{path.execution}, a path of {path.num_tokens} tokens"
-        if not any(one.is_committed for one in matches):
+        name = f"{path.execution}, a path of {path.num_tokens} tokens to {path.turn or 'a leaf'}"
+        if not matches:
             self.exact.expect(False, f"{name}: no committed turn has these ids")
             return
-        problems = [_path_problem(path, one) for one in matches if one.is_committed]
+        problems = [_path_problem(path, one) for one in matches]
         self.exact.expect(None in problems, f"{name}: {problems[0]}")
 
 
@@ -132,29 +125,16 @@ def _by_execution(turns: Iterable[TurnRecord]) -> dict[str, list[TurnRecord]]:
     return found
 
 
-def _parent(turn: TurnRecord, restored: Mapping[tuple[str, int], Restored]) -> Restored | None:
-    """The standing attempt of the parent turn: the last committed one, else the last."""
-    attempts = [one for (name, _), one in restored.items() if name == turn.parent]
-    committed = [one for one in attempts if one.is_committed]
-    standing = committed or attempts
-    return standing[-1] if standing else None
-
-
-def _join(turn: TurnRecord, record: TokenRecord, parent: Restored | None) -> Restored:
-    ids, is_sampled, logprobs = array("i"), bytearray(), array("f")
-    if parent is not None:
-        kept = turn.num_kept_tokens
-        ids, is_sampled = parent.ids[:kept], parent.is_sampled[:kept]
-        logprobs = parent.logprobs[:kept]
-    ids.extend(record.new_prompt_ids)
-    is_sampled.extend(bytes(len(record.new_prompt_ids)))
-    logprobs.extend([0.0] * len(record.new_prompt_ids))
-    ids.extend(record.completion_ids)
-    is_sampled.extend(b"\x01" * len(record.completion_ids))
-    logprobs.extend(record.logprobs)
-    return Restored(
-        ids=ids, is_sampled=is_sampled, logprobs=logprobs, is_committed=turn.is_committed
-    )
+def _paths_by_execution(
+    trained: Iterable[seen.MicroStepDone],
+) -> Mapping[str, list[seen.PathDigest]]:
+    """Those that were computed; others were counted only."""
+    paths: dict[str, list[seen.PathDigest]] = {}
+    for micro_step in trained:
+        for path in micro_step.paths:
+            if path.num_tokens:
+                paths.setdefault(path.execution, []).append(path)
+    return paths
 
 
 def _span_problem(spans: Sequence[Span], num_tokens: int) -> str | None:
@@ -199,14 +179,26 @@ def _cut_problem(record: TurnRecord, place: int, cuts: Sequence[seen.Continued])
     return None
 
 
-def _path_problem(path: seen.PathDigest, restored: Restored) -> str | None:
+def _path_problem(path: seen.PathDigest, line: Line) -> str | None:
     trained = array("f")
     for start, end in path.trained:
-        if not 0 <= start < end <= len(restored.ids):
+        if not 0 <= start < end <= line.num_tokens:
             return f"trains [{start}, {end}), outside of the path"
-        if not all(restored.is_sampled[start:end]):
-            return f"trains [{start}, {end}), where the policy did not sample all tokens"
-        trained.extend(restored.logprobs[start:end])
+        for one, (low, high) in parts_of(line, (start, end)):
+            if low < one.sampled_begin:
+                return f"trains [{start}, {end}), where the policy did not sample all tokens"
+            trained.extend(one.logprobs[low - one.sampled_begin : high - one.sampled_begin])
     if zlib.crc32(trained.tobytes()) != path.logprobs_crc32:
         return "its sampling logprobs are not the engine's"
     return None
+
+
+def parts_of(line: Line, depths: Range) -> list[tuple[Line, Range]]:
+    """Whose tokens the `depths` of `line` are, first token first."""
+    start, end = depths
+    found = [
+        (one, (max(low, start), min(high, end)))
+        for one, (low, high) in line.pieces()
+        if low < end and start < high
+    ]
+    return found[::-1]

@@ -132,11 +132,9 @@ class Fold:
             case seen.RunEnded():
                 self.state.ended = value
             case seen.LaunchRecorded():
-                one = self.state.executions.get(value.execution)
-                if one is not None:
-                    one.task, one.num_launches = value.task, value.launch_number
+                self._work.begin_launch(value)
             case seen.TurnRecorded():
-                self.state.turns[value.turn.turn, value.turn.attempt] = value.turn
+                self._work.record(value.turn)
             case seen.StepReport():
                 self.state.steps.append(value)
             case seen.EvalResult():

@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from opengyre.control import commands as c
 from opengyre.control import facts as f
 from opengyre.control.groups import GroupState
+from opengyre.seams.records import TurnRecord
+from opengyre.store import observations as seen
+from opengyre.views.restored import turn_number
 from opengyre.views.run_state import ExecutionView, GroupView, RunState
 
 
@@ -76,6 +79,19 @@ class WorkFold:
         one.value, one.exclusion = verdict.value, verdict.exclusion
         one.has_last_word = True
         self._settle(one)
+
+    def begin_launch(self, told: seen.LaunchRecorded) -> None:
+        """Turn numbers go on; what earlier launches told is given up."""
+        one = self._state.executions.get(told.execution)
+        if one is not None:
+            one.task, one.num_launches = told.task, told.launch_number
+            one.num_given_up_turns = one.last_turn
+
+    def record(self, turn: TurnRecord) -> None:
+        self._state.turns[turn.turn, turn.attempt] = turn
+        one = self._state.executions.get(turn.execution)
+        if one is not None:
+            one.last_turn = max(one.last_turn, turn_number(turn.turn))
 
     def assign(self, fact: f.GroupAssigned) -> None:
         group = self._state.groups.get(fact.group)

@@ -19,7 +19,8 @@ from opengyre.views.lanes import Stretch, overlay, totals
 @dataclass(slots=True, kw_only=True)
 class ExecutionView:
     """`outcome` is the first one told; `other_outcomes` what was told later and refused. `value` is
-    what its group compares; None: it is not valid, `exclusion` says why if it has a reward."""
+    what its group compares; None: it is not valid, `exclusion` says why if it has a reward. Turns
+    are numbered; those up to `num_given_up_turns` are of earlier launches."""
 
     execution: str
     group: str | None
@@ -38,6 +39,8 @@ class ExecutionView:
     verdict_reason: str = ""
     has_last_word: bool = False
     num_launches: int = 0
+    last_turn: int = 0
+    num_given_up_turns: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,116 @@
+"""The turns of one execution as their bytes tell them, each with its line of tokens.
+
+Owns: lines, restored without the processor's own tree, so that one checks the other. Must not know
+what was trained. Invariants: memory is proportional to what is new in each turn; a parent is the
+standing attempt of its turn as it was when the child was told.
+"""
+
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from opengyre.seams.records import TokenRecord, TurnRecord
+from opengyre.trajectory.account import Reason
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Line:
+    """One attempt of a turn: its line is the first `num_kept` tokens of `parent`'s, then its new
+    prompt ids, then what was sampled."""
+
+    turn: TurnRecord
+    parent: "Line | None"
+    num_kept: int
+    new_ids: "array[int]"
+    completion: "array[int]"
+    logprobs: "array[float]"
+
+    @property
+    def sampled_begin(self) -> int:
+        return self.num_kept + len(self.new_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.sampled_begin + len(self.completion)
+
+    def pieces(self) -> Iterator[tuple["Line", Range]]:
+        """(whose, depths [begin, end)) from its end to its first token; empty ones are left out."""
+        end, at = self.num_tokens, self
+        while True:
+            if at.num_kept < end:
+                yield at, (at.num_kept, end)
+                end = at.num_kept
+            if at.parent is None:
+                return
+            at = at.parent
+
+    @property
+    def ids_crc32(self) -> int:
+        """Over all ids of the line as int32 little endian."""
+        crc = 0
+        for one, (begin, end) in reversed(list(self.pieces())):
+            own = one.new_ids + one.completion
+            crc = zlib.crc32(own[: end - begin].tobytes(), crc)
+        return crc
+
+
+@dataclass(slots=True)
+class Lines:
+    """All attempts of one execution in the order in which they were told; those numbered up to
+    `num_given_up_turns` belong to launches that were given up."""
+
+    num_given_up_turns: int = 0
+    all: list[Line] = field(default_factory=list)
+    _standing: dict[str, Line] = field(default_factory=dict)
+
+    def add(self, record: TokenRecord) -> Line:
+        turn = record.header
+        parent = self._standing.get(turn.parent)
+        line = Line(
+            turn=turn,
+            parent=parent,
+            num_kept=0 if parent is None else min(turn.num_kept_tokens, parent.num_tokens),
+            new_ids=array("i", record.new_prompt_ids),
+            completion=array("i", record.completion_ids),
+            logprobs=array("f", record.logprobs),
+        )
+        self.all.append(line)
+        before = self._standing.get(turn.turn)
+        if before is None or turn.is_committed or not before.turn.is_committed:
+            self._standing[turn.turn] = line
+        return line
+
+    def standing(self, turn: str) -> Line | None:
+        """The last committed attempt, else the last."""
+        return self._standing.get(turn)
+
+    def reason_of(self, line: Line) -> Reason | None:
+        """Why what it sampled cannot be trained, whoever its execution is; None if it can."""
+        if turn_number(line.turn.turn) <= self.num_given_up_turns:
+            return Reason.RELAUNCHED
+        if not line.turn.is_committed:
+            return Reason.NOT_COMMITTED
+        is_standing = self._standing[line.turn.turn] is line
+        return None if is_standing else Reason.SUPERSEDED_ATTEMPT
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(len(line.completion) for line in self.all)
+
+    def dropped(self) -> Counter[str]:
+        """Sampled tokens that their own turn drops, by reason."""
+        found: Counter[str] = Counter()
+        for line in self.all:
+            reason = self.reason_of(line)
+            if reason is not None and line.completion:
+                found[reason] += len(line.completion)
+        return found
+
+
+def turn_number(turn: str) -> int:
+    """7 of "e000123.t7"."""
+    return int(turn.rpartition(".t")[2])
