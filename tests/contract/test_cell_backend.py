@@ -9,12 +9,12 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from opengyre.control.errors import InvariantError
-from opengyre.seams.cells import CellBackend, MicroStep, Segment
+from opengyre.seams.cells import CellBackend, MicroStep, Segment, TrainedPath
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import WeightPlane
 from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
 from opengyre.trainer.emulated import EmulatedCell, EmulatedSettings
-from opengyre.trainer.objective import GspoSettings
+from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.optimizer import AdamWSettings
 from opengyre.transport.weights_shm import SharedMemoryPlane
 
@@ -45,9 +45,7 @@ def _cell(kind: str, weights: WeightPlane, gradients: WeightPlane) -> CellBacken
         _tiny_model(),
         weights=weights,
         gradients=gradients,
-        settings=EmbeddedSettings(
-            objective=GspoSettings(), optimizer=AdamWSettings(learning_rate=1e-2)
-        ),
+        settings=EmbeddedSettings(loss=StreamedLoss(), optimizer=AdamWSettings(learning_rate=1e-2)),
     )
 
 
@@ -68,43 +66,43 @@ def make_cell(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeCe
 
 
 def _micro_step(number: int, *, step: int = 0, version: int = 0, length: int = 9) -> MicroStep:
+    """Two executions of one path each; all but a path's first token is trained."""
     numbers = np.random.default_rng(number)
     half = length // 2
-    lengths = [half, length - half]
-    segments, start = [], 0
-    for index, size in enumerate(lengths):
-        segments.append(
-            Segment(
-                execution=f"e{number}.{index}",
-                group=f"g{number}",
-                start=start,
-                end=start + size,
-                advantage=1.0 if index else -1.0,
-                num_path_tokens=size - 1,
-                num_execution_tokens=size - 1,
-            )
-        )
-        start += size
-    mask = [int(position > 0) for size in lengths for position in range(size)]
+    bounds = [(0, half), (half, length)]
     return MicroStep(
         step=step,
         number=number,
         version=version,
         token_ids=numbers.integers(0, VOCABULARY, length).tolist(),
-        position_ids=[position for size in lengths for position in range(size)],
-        mask=mask,
-        logprobs=[-3.0 * is_trained for is_trained in mask],
-        versions=[version] * length,
-        segments=segments,
+        position_ids=[position for start, end in bounds for position in range(end - start)],
+        logprobs=[
+            -3.0 * (position > start) for start, end in bounds for position in range(start, end)
+        ],
+        segments=[Segment(start=start, end=end) for start, end in bounds],
+        paths=[
+            TrainedPath(
+                execution=f"e{number}.{index}",
+                group=f"g{number}",
+                turn=f"t{number}.{index}",
+                pieces=[(start, end)],
+                trained=[(start + 1, end)],
+                advantage=1.0 if index else -1.0,
+                num_path_tokens=end - start - 1,
+                num_execution_tokens=end - start - 1,
+            )
+            for index, (start, end) in enumerate(bounds)
+        ],
     )
 
 
 def _counted_only(number: int) -> MicroStep:
-    segment = Segment(
+    path = TrainedPath(
         execution="e9",
         group="g9",
-        start=0,
-        end=0,
+        turn="t9",
+        pieces=[],
+        trained=[],
         advantage=0.0,
         num_path_tokens=4,
         num_execution_tokens=4,
@@ -115,10 +113,9 @@ def _counted_only(number: int) -> MicroStep:
         version=0,
         token_ids=[],
         position_ids=[],
-        mask=[],
         logprobs=[],
-        versions=[],
-        segments=[segment],
+        segments=[],
+        paths=[path],
     )
 
 

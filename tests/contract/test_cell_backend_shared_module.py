@@ -11,10 +11,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from opengyre.engines.compute import ComputeThread
 from opengyre.engines.torch_engine.engine import TorchEngine, TorchEngineConfig
-from opengyre.seams.cells import MicroStep, Segment
+from opengyre.seams.cells import MicroStep, Segment, TrainedPath
 from opengyre.seams.engine import GenerateRequest
 from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
-from opengyre.trainer.objective import GspoSettings
+from opengyre.trainer.loss import StreamedLoss
+from opengyre.trainer.objectives.signature import ObjectiveSettings
 from opengyre.trainer.optimizer import AdamWSettings
 from opengyre.transport.weights_shm import SharedMemoryPlane
 
@@ -56,11 +57,13 @@ async def _sample(engine: TorchEngine, number: int, temperature: float) -> Micro
     async for chunk in engine.submit(request):
         ids += chunk.ids
         logprobs += chunk.logprobs
-    segment = Segment(
+    num_tokens = len(prompt) + len(ids)
+    path = TrainedPath(
         execution=f"e{number}",
         group="g0",
-        start=0,
-        end=len(prompt) + len(ids),
+        turn=f"t{number}",
+        pieces=[(0, num_tokens)],
+        trained=[(len(prompt), num_tokens)],
         advantage=1.0 if number % 2 else -1.0,
         num_path_tokens=len(ids),
         num_execution_tokens=len(ids),
@@ -70,11 +73,10 @@ async def _sample(engine: TorchEngine, number: int, temperature: float) -> Micro
         number=number,
         version=0,
         token_ids=prompt + ids,
-        position_ids=list(range(segment.end)),
-        mask=[0] * len(prompt) + [1] * len(ids),
+        position_ids=list(range(num_tokens)),
         logprobs=[0.0] * len(prompt) + logprobs,
-        versions=[0] * segment.end,
-        segments=[segment],
+        segments=[Segment(start=0, end=num_tokens)],
+        paths=[path],
     )
 
 
@@ -110,9 +112,9 @@ def test_sampler_and_trainer_agree_on_one_module_through_role_changes(
 ) -> None:
     module, compute = _model(), ComputeThread()
     planes = [SharedMemoryPlane(tmp_path, slot=slot) for slot in "wg"]
-    tight = GspoSettings(clip_low=1 - 1e-4, clip_high=1 + 1e-4)
+    tight = StreamedLoss(settings=ObjectiveSettings(clip_low=1 - 1e-4, clip_high=1 + 1e-4))
     settings = EmbeddedSettings(
-        objective=tight, optimizer=AdamWSettings(learning_rate=1e-2), temperature=temperature
+        loss=tight, optimizer=AdamWSettings(learning_rate=1e-2), temperature=temperature
     )
     cell = EmbeddedCell(module, weights=planes[0], gradients=planes[1], settings=settings)
     config = TorchEngineConfig(max_running=2, num_kv_slots=2, context_tokens=64, step_tokens=64)

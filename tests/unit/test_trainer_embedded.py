@@ -13,6 +13,7 @@ from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
 from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.optimizer import AdamWSettings
 from opengyre.trainer.packed_model import ATTENTION
+from opengyre.trainer.reference import Reference
 from opengyre.transport.weights_shm import SharedMemoryPlane
 
 
@@ -30,8 +31,11 @@ def _model() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def _cell(module: nn.Module, folder: Path) -> EmbeddedCell:
-    settings = EmbeddedSettings(loss=StreamedLoss(), optimizer=AdamWSettings(learning_rate=1e-3))
+def _cell(module: nn.Module, folder: Path, *, kl_coefficient: float = 0.0) -> EmbeddedCell:
+    settings = EmbeddedSettings(
+        loss=StreamedLoss(kl_coefficient=kl_coefficient),
+        optimizer=AdamWSettings(learning_rate=1e-3),
+    )
     planes = [SharedMemoryPlane(folder, slot=slot) for slot in "wg"]
     return EmbeddedCell(module, weights=planes[0], gradients=planes[1], settings=settings)
 
@@ -62,6 +66,27 @@ def test_leaving_puts_back_attention_flags_and_frees_the_gradients(tmp_path: Pat
     assert _num_big_tensors(num_weights) == 0
     with pytest.raises(BoundaryError, match="not in training"):
         cell.open_step(0, 0, None)
+
+
+@pytest.mark.parametrize(("kl_coefficient", "num_copies"), [(0.0, 0), (0.1, 1)])
+def test_initial_weights_are_copied_once_and_only_for_a_divergence(
+    tmp_path: Path, kl_coefficient: float, num_copies: int
+) -> None:
+    """On the CPU the copy serves both roles as it is."""
+    module = _model()
+    num_embedding = module.model.embed_tokens.weight.numel()
+    before = _num_big_tensors(num_embedding)
+    cell = _cell(module, tmp_path, kl_coefficient=kl_coefficient)
+    assert _num_big_tensors(num_embedding) == before + num_copies
+    cell.enter_training()
+    cell.leave_training()
+    assert _num_big_tensors(num_embedding) == before + num_copies
+
+
+def test_a_reference_is_as_large_as_the_weights_tied_ones_once() -> None:
+    module = _model()
+    num_bytes = sum(parameter.nbytes for parameter in module.parameters())
+    assert Reference(module).num_bytes == num_bytes
 
 
 def test_the_weights_keep_their_place_in_memory(tmp_path: Path) -> None:
