@@ -22,7 +22,12 @@ from opengyre.config.sections import (
     StoreConfig,
     TaskSourceConfig,
 )
-from opengyre.config.training import TrainingConfig, excess_problems
+from opengyre.config.training import (
+    TrainingConfig,
+    excess_problems,
+    objective_problems,
+    objective_warnings,
+)
 
 MAX_PORT = 65_535
 
@@ -59,12 +64,17 @@ def find_problems(config: RunConfig) -> list[str]:
         *_gateway_problems(config.gateway),
         *grading_problems(config.grading),
         *excess_problems(config.training),
+        *objective_problems(config.training),
         *reward_problems(config.reward),
     ]
 
 
 def config_warnings(config: RunConfig) -> list[str]:
     """What works, but not as a reader of the config would expect; one line each."""
+    return [*_ahead_warnings(config), *objective_warnings(config.training)]
+
+
+def _ahead_warnings(config: RunConfig) -> list[str]:
     schedule, topology = config.schedule, config.topology
     ahead = schedule.run_ahead * schedule.groups_per_step * schedule.group_size
     free = topology.num_slots - topology.slots_per_cell

@@ -10,6 +10,8 @@ from pydantic import Field
 from opengyre.config.base import Section
 from opengyre.config.objectives import Advantage, Averaging, ObjectiveName, defaults_of
 
+MAX_TOKEN_WEIGHT = 5.0
+
 Role = Literal["main", "main-summary", "sub-agent", "sub-agent-summary", "side"]
 Excess = Literal["train", "mask", "drop"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -42,7 +44,10 @@ class TrainingConfig(Section):
         "objective's, 1.005)",
     )
     max_token_weight: float = Field(
-        default=5.0, ge=1, le=1000, description='cap on a token\'s importance weight (old = "step")'
+        default=MAX_TOKEN_WEIGHT,
+        ge=1,
+        le=1000,
+        description='cap on a token\'s importance weight (old = "step")',
     )
     averaging: Averaging = Field(
         default_factory=lambda data: defaults_of(data["objective"]).averaging,
@@ -76,7 +81,8 @@ class TrainingConfig(Section):
     micro_step_tokens: int = Field(default=8192, ge=1, description="most tokens in one micro-step")
     advantage: Advantage = Field(
         default_factory=lambda data: defaults_of(data["objective"]).advantage,
-        description="(R - mean) / (std + eps) over a group's valid members, or R - mean",
+        description="of a group's valid members: (R - mean) / (std + eps) is mean_std, R - mean is "
+        "mean, R - mean of the others is leave_one_out; default the objective's, mean_std",
     )
     advantage_eps: float = Field(default=1e-6, gt=0, le=1, description="eps of the advantage")
     truncated: Excess = Field(
@@ -118,4 +124,46 @@ def excess_problems(training: TrainingConfig) -> list[str]:
     return [
         f"training.overlong_tokens = {training.overlong_tokens}: expected a bound if and only if "
         f'training.overlong is "mask" or "drop"; it is "{training.overlong}"'
+    ]
+
+
+def objective_problems(training: TrainingConfig) -> list[str]:
+    if training.averaging_tokens is None or training.averaging == "constant":
+        return []
+    return [
+        f"training.averaging_tokens = {training.averaging_tokens}: expected it beside "
+        f'training.averaging = "constant"; it is "{training.averaging}"'
+    ]
+
+
+def objective_warnings(training: TrainingConfig) -> list[str]:
+    """Combinations that run, but whose keys do less than they say."""
+    own = defaults_of(training.objective)
+    has_interval = (training.clip_low, training.clip_high) != (own.clip_low, own.clip_high)
+    lines = []
+    if training.old == "step" and has_interval:
+        lines.append(
+            "training.clip_low and training.clip_high do nothing with training.old = "
+            '"step": the ratio is 1'
+        )
+    if training.old == "rollout" and training.max_token_weight != MAX_TOKEN_WEIGHT:
+        lines.append(
+            'training.max_token_weight does nothing with training.old = "rollout": the weight is 1'
+        )
+    if training.objective == "dr_grpo":
+        lines += _normalisations(training)
+    return lines
+
+
+def _normalisations(training: TrainingConfig) -> list[str]:
+    kept = []
+    if training.averaging != "constant":
+        kept.append(f'training.averaging = "{training.averaging}"')
+    if training.advantage == "mean_std":
+        kept.append('training.advantage = "mean_std"')
+    if not kept:
+        return []
+    return [
+        f"{' and '.join(kept)} brings back what dr_grpo takes out of grpo, the length and the "
+        "std; leave it out"
     ]

@@ -4,6 +4,7 @@ Imported only where topology.engine = "embedded"; importing it imports torch. Ca
 compute thread. Invariant: engine and training side share the module.
 """
 
+import logging
 from pathlib import Path
 
 import torch
@@ -16,6 +17,8 @@ from opengyre.runtime.messages import CellSetup
 from opengyre.runtime.planes import Planes
 from opengyre.seams.cells import CellBackend
 from opengyre.seams.engine import Engine
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -55,6 +58,9 @@ def _training_side(config: RunConfig, planes: Planes, model: torch.nn.Module) ->
     from opengyre.trainer.optimizer import AdamWSettings
 
     chosen = config.training
+    if chosen.kl_coefficient:
+        num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        log.info("training.kl_coefficient keeps %.1f MiB of initial weights", num_bytes / 2**20)
     return EmbeddedCell(
         model,
         weights=planes.weights,

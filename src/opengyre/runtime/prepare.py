@@ -18,6 +18,7 @@ from opengyre.control.ids import cell_engine_id, standalone_engine_id
 from opengyre.harness.profiles import Staged, check_launch, open_harness
 from opengyre.harness.programs import Program, find_program
 from opengyre.runtime.grading import grader_files
+from opengyre.runtime.objective_trial import try_own_objective
 from opengyre.runtime.rewards import load_transforms
 from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import Harness, Limits
@@ -64,6 +65,7 @@ def prepare(config: RunConfig) -> Prepared:
             [(config.eval.path, 1.0, 0)], seed=0, kind=GraderKind(config.grading.kind)
         )
         refuse_overlap(train.tasks, evaluation.tasks)
+    try_own_objective(config)
     return Prepared(
         config=config,
         train=train,
