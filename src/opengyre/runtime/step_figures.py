@@ -10,6 +10,8 @@ from statistics import fmean
 from opengyre.runtime.book import Execution
 from opengyre.runtime.trained_groups import TrainedGroups
 from opengyre.store.observations import MemberAccount
+from opengyre.trajectory.account import Reason, mask_trained
+from opengyre.trajectory.groups import Settled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +24,9 @@ class StepFigures:
     members: list[MemberAccount]
 
 
-def figures_of(groups: TrainedGroups, names: Sequence[str]) -> StepFigures:
-    members = [told for name in names for told in _members_of(groups, name)]
+def figures_of(groups: TrainedGroups, names: Sequence[str], is_applied: bool) -> StepFigures:
+    """`is_applied`: the update was made; else what was to be trained is masked."""
+    members = [told for name in names for told in _members_of(groups, name, is_applied)]
     return StepFigures(
         mean_reward=_mean(one.reward for one in members),
         mean_shaped=_mean(one.shaped for one in members),
@@ -32,21 +35,25 @@ def figures_of(groups: TrainedGroups, names: Sequence[str]) -> StepFigures:
     )
 
 
-def _members_of(groups: TrainedGroups, name: str) -> list[MemberAccount]:
-    accounts = groups.group(name).members
-    return [
-        MemberAccount(
-            execution=one.execution,
-            reward=one.reward,
-            shaped=told.reward,
-            advantage=told.advantage,
-            sampled=told.account.sampled,
-            trained=told.account.trained,
-            masked=dict(told.account.masked),
-            dropped=dict(told.account.dropped),
-        )
-        for one, told in zip(groups.executions_of(name), accounts, strict=True)
-    ]
+def _members_of(groups: TrainedGroups, name: str, is_applied: bool) -> list[MemberAccount]:
+    told = zip(groups.executions_of(name), groups.group(name).members, strict=True)
+    return [_member(one, member, is_applied) for one, member in told]
+
+
+def _member(one: Execution, told: Settled, is_applied: bool) -> MemberAccount:
+    account = told.account
+    if not is_applied:
+        account = mask_trained(account, Reason.NOT_APPLIED)
+    return MemberAccount(
+        execution=one.execution,
+        reward=one.reward,
+        shaped=told.reward,
+        advantage=told.advantage,
+        sampled=account.sampled,
+        trained=account.trained,
+        masked=dict(account.masked),
+        dropped=dict(account.dropped),
+    )
 
 
 def _watched_share(groups: Iterable[Sequence[Execution]]) -> float | None:

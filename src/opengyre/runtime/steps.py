@@ -57,14 +57,14 @@ class OpenedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """`make_stream(step, version)`; `figures(groups)` of what they trained; `max_groups` B;
+    """`make_stream(step, version)`; `figures(groups, is_applied)` of what they trained; `max_groups` B;
     `budget_tokens` of a micro-step."""
 
     processes: Processes
     inbox: Inbox
     observe: Callable[[AnyObservation], None]
     make_stream: Callable[[int, int], StepStream]
-    figures: Callable[[tuple[str, ...]], StepFigures]
+    figures: Callable[[tuple[str, ...], bool], StepFigures]
     max_groups: int
     budget_tokens: int
     now_s: Callable[[], float]
@@ -267,7 +267,7 @@ class Steps:
         self, opened: OpenedStep, counts: StepCounts, norms: UpdateNorms, version: int
     ) -> None:
         groups = opened.stream.assigned
-        figures = self._parts.figures(groups)
+        figures = self._parts.figures(groups, norms.is_applied)
         made = [one for _, one in opened.claimed.values()]
         self._observe(
             StepReport(

@@ -68,5 +68,7 @@ def drop_all(account: TokenAccount, reason: Reason) -> TokenAccount:
 
 def mask_trained(account: TokenAccount, reason: Reason) -> TokenAccount:
     """The account after what would have been trained is masked."""
+    if not account.trained:
+        return account
     masked = Counter(account.masked) + Counter({str(reason): account.trained})
     return TokenAccount(sampled=account.sampled, masked=dict(masked), dropped=account.dropped)

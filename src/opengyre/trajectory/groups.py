@@ -42,7 +42,7 @@ class GroupSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberAccount:
+class Settled:
     """What became of one member. `advantage` None: it takes no part."""
 
     execution: str
@@ -55,7 +55,7 @@ class MemberAccount:
 class GroupRows:
     group: str
     bundles: tuple[Bundle, ...]
-    members: tuple[MemberAccount, ...]
+    members: tuple[Settled, ...]
     has_gradient: bool
 
     @property
@@ -69,7 +69,7 @@ def rows_of_group(group: str, members: Sequence[Member], *, settings: GroupSetti
         [member.reward for member in members], baseline=settings.baseline, eps=settings.eps
     )
     bundles: list[Bundle] = []
-    accounts: list[MemberAccount] = []
+    accounts: list[Settled] = []
     for member, advantage in zip(members, advantages.values, strict=True):
         selection = select(
             member.tree, settings=settings.selection, rng=np.random.default_rng(member.seed)
@@ -84,7 +84,7 @@ def rows_of_group(group: str, members: Sequence[Member], *, settings: GroupSetti
             )
         account = _account_of(member, selection, advantage, has_gradient=advantages.has_gradient)
         accounts.append(
-            MemberAccount(
+            Settled(
                 execution=member.execution,
                 reward=member.reward,
                 advantage=advantage,
