@@ -63,7 +63,7 @@ class Tape:
 
     def __init__(self) -> None:
         self.values: list[JournalValue | TokenRecord] = []
-        members = tuple(execution_id(n) for n in (1, 2, 3, 4))
+        members = tuple(execution_id(n) for n in (1, 2, 3, 4, 6, 7))
         self.plan(
             c.DispatchGroups(
                 command_id=c.CommandId(1),
@@ -94,28 +94,36 @@ class Tape:
             )
         )
 
-    def close(self, number: int, reward: float | None, reason: str = "") -> None:
+    def close(
+        self, number: int, reward: float | None, reason: str = "", exclusion: str = ""
+    ) -> None:
         execution = execution_id(number)
         self.values.append(f.ExecutionClosed(execution=execution, outcome=f.Outcome.COMPLETED))
         self.values.append(
             f.VerdictGiven(
-                execution=execution, reward=reward, reason=reason, num_trainable_tokens=1
+                execution=execution,
+                reward=reward,
+                reason=reason,
+                num_trainable_tokens=1,
+                exclusion=exclusion,
             )
         )
 
 
 def a_run() -> list[JournalValue | TokenRecord]:
     tape = Tape()
-    for number in (1, 2, 3, 4, 5):
+    for number in (1, 2, 3, 4, 5, 6, 7):
         tape.launch(number)
     tape.values += [turn(1, "t1"), turn(1, "t2")]
     tape.launch(1, launch_number=2)
     tape.values += [turn(1, "t3"), turn(2, "t1"), turn(2, "t2", role="side"), turn(3, "t1")]
-    tape.values += [turn(4, "t1"), turn(5, "t1")]
+    tape.values += [turn(number, "t1") for number in (4, 5, 6, 7)]
     tape.close(1, 0.25)
     tape.close(2, 1.0)
     tape.close(3, None, "the grader did not start")
     tape.close(5, 0.5)
+    tape.close(6, 0.75, exclusion="no_shaped_reward: mine.py:f raised KeyError: 'x'")
+    tape.close(7, 0.5, exclusion="overlong")
     return tape.values
 
 
@@ -152,6 +160,8 @@ def test_each_reason_not_to_train_a_turn_is_told(rows: dict[str, dict[str, Any]]
         "3.t1": "no_verdict",
         "4.t1": "",
         "5.t1": "evaluation",
+        "6.t1": "no_shaped_reward",
+        "7.t1": "overlong",
     }
     assert all(row["is_trainable"] == (not row["not_trainable"]) for row in rows.values())
 
@@ -168,6 +178,7 @@ def test_group_task_outcome_and_verdict_are_those_of_the_execution(
         *(None, "the grader did not start", None),
     )
     assert told["4.t1"] == (group, "trail", 3, None, None, None, None)
+    assert told["6.t1"] == (group, "trail", 3, "completed", 0.75, "", None)
     assert told["5.t1"] == ("", "trail", 3, "completed", 0.5, "", None)
 
 

@@ -81,7 +81,7 @@ def a_small_run() -> list[JournalValue]:
         turn("e000001.t0"),
         closed(1),
         ExecutionClosed(execution=E1, outcome=Outcome.LOST),
-        VerdictGiven(execution=E1, reward=0.5, reason="", num_trainable_tokens=2),
+        VerdictGiven(execution=E1, reward=0.5, reason="", num_trainable_tokens=2, shaped=0.25),
         VerdictGiven(execution=E2, reward=None, reason="grader crashed", num_trainable_tokens=0),
         GroupAssigned(group=GROUP, step=0),
         StepReport(
@@ -97,6 +97,7 @@ def a_small_run() -> list[JournalValue]:
             is_applied=True,
             is_short=True,
             mean_reward=0.5,
+            mean_shaped=0.25,
             opened_s=0.5,
             closed_s=2.0,
         ),
@@ -134,13 +135,14 @@ def test_the_tables_say_what_the_journal_says_and_a_rebuild_gives_the_same(tmp_p
     path = tmp_path / "run.db"
     asyncio.run(write(path, a_small_run()))
     before = dump(path)
-    outcomes = {row[0]: (row[1], row[10], row[12]) for row in before["executions"]}
+    outcomes = {row[0]: (row[1], row[10], row[12], *row[15:]) for row in before["executions"]}
     assert outcomes == {
-        E1: (GROUP, "completed", 0.5),
-        E2: (GROUP, None, None),
-        E3: (None, None, None),
-        E4: (None, "cancelled", None),
+        E1: (GROUP, "completed", 0.5, 0.25, ""),
+        E2: (GROUP, None, None, None, ""),
+        E3: (None, None, None, None, None),
+        E4: (None, "cancelled", None, None, None),
     }
+    assert before["steps"][0][-1] == 0.25
     assert before["groups"][0][1:4] == ("trail-7", 0, 0)
     assert before["groups"][0][6:] == (0, 0)
     assert before["evals"][0][2:5] == (0.75, 2, 1)

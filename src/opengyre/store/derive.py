@@ -22,7 +22,7 @@ CREATE TABLE executions(
   burst INTEGER NOT NULL, dispatched_s REAL NOT NULL, engine TEXT, launched_s REAL,
   launch_command INTEGER,
   num_launches INTEGER NOT NULL DEFAULT 0, outcome TEXT, closed_s REAL,
-  reward REAL, verdict TEXT, num_trainable_tokens INTEGER) STRICT;
+  reward REAL, verdict TEXT, num_trainable_tokens INTEGER, shaped REAL, exclusion TEXT) STRICT;
 CREATE TABLE turns(
   turn TEXT NOT NULL, attempt INTEGER NOT NULL, execution TEXT NOT NULL, parent TEXT NOT NULL,
   segment INTEGER NOT NULL, offset_bytes INTEGER NOT NULL, crc32 INTEGER NOT NULL,
@@ -39,7 +39,8 @@ CREATE TABLE steps(
   step INTEGER PRIMARY KEY, version_before INTEGER NOT NULL, version_after INTEGER NOT NULL,
   num_groups INTEGER NOT NULL, num_executions REAL NOT NULL, num_tokens INTEGER NOT NULL,
   loss REAL, grad_norm REAL, mean_reward REAL, is_applied INTEGER NOT NULL,
-  is_short INTEGER NOT NULL, opened_s REAL NOT NULL, closed_s REAL NOT NULL) STRICT;
+  is_short INTEGER NOT NULL, opened_s REAL NOT NULL, closed_s REAL NOT NULL,
+  mean_shaped REAL) STRICT;
 CREATE TABLE versions(
   engine TEXT NOT NULL, version INTEGER NOT NULL, published_s REAL NOT NULL,
   checksum INTEGER NOT NULL, held_s REAL NOT NULL, num_continued INTEGER NOT NULL) STRICT;
@@ -68,9 +69,16 @@ def apply(db: sqlite3.Connection, now_s: float, value: JournalValue) -> None:
             )
         case facts.VerdictGiven():
             db.execute(
-                "UPDATE executions SET reward=?, verdict=?, num_trainable_tokens=?"
-                " WHERE execution=?",
-                (value.reward, value.reason, value.num_trainable_tokens, value.execution),
+                "UPDATE executions SET reward=?, verdict=?, num_trainable_tokens=?, shaped=?,"
+                " exclusion=? WHERE execution=?",
+                (
+                    value.reward,
+                    value.reason,
+                    value.num_trainable_tokens,
+                    value.shaped,
+                    value.exclusion,
+                    value.execution,
+                ),
             )
         case facts.GroupAssigned():
             _assign(db, value.group, value.step)
@@ -222,6 +230,7 @@ def _insert_step(db: sqlite3.Connection, value: seen.StepReport) -> None:
         int(value.is_short),
         value.opened_s,
         value.closed_s,
+        value.mean_shaped,
     )
     marks = ",".join("?" * len(row))
     db.execute(f"INSERT OR REPLACE INTO steps VALUES({marks})", row)

@@ -14,7 +14,8 @@ from opengyre.store.journal import open_for_reading
 from opengyre.store.observations import LaunchRecorded, TurnRecorded
 
 _QUERY = """
-SELECT execution, e.group_name, e.task, e.version, outcome, reward, verdict, consumed_step
+SELECT execution, e.group_name, e.task, e.version, outcome, reward, verdict, consumed_step,
+  exclusion
 FROM executions e LEFT JOIN groups g ON e.group_name = g.group_name
 """
 
@@ -24,6 +25,7 @@ class ExecutionOutcome:
     """`group` is "" for an evaluation; `version` is the policy's at dispatch. None: not told.
 
     `num_dropped_turns`: turns of launches that were given up, those with the lowest numbers.
+    `exclusion`: why it takes no part in its group though it has a reward, "" if it does.
     """
 
     execution: str
@@ -36,6 +38,7 @@ class ExecutionOutcome:
     verdict_reason: str | None = None
     step: int | None = None
     num_dropped_turns: int = 0
+    exclusion: str = ""
 
 
 def read_outcomes(db_path: Path) -> dict[str, ExecutionOutcome]:
@@ -50,7 +53,7 @@ def read_outcomes(db_path: Path) -> dict[str, ExecutionOutcome]:
 
 
 def _outcome(row: tuple[object, ...], num_dropped: int) -> ExecutionOutcome:
-    execution, group, task, version, outcome, reward, verdict, step = row
+    execution, group, task, version, outcome, reward, verdict, step, exclusion = row
     return ExecutionOutcome(
         execution=str(execution),
         group=str(group or ""),
@@ -62,6 +65,7 @@ def _outcome(row: tuple[object, ...], num_dropped: int) -> ExecutionOutcome:
         verdict_reason=None if verdict is None else str(verdict),
         step=None if step is None else int(str(step)),
         num_dropped_turns=num_dropped,
+        exclusion=str(exclusion or ""),
     )
 
 

@@ -29,6 +29,8 @@ def execution_fields(one: ExecutionView) -> dict[str, Any]:
         "closed_s": one.closed_s,
         "outcome": None if one.outcome is None else one.outcome.value,
         "reward": one.reward,
+        "shaped": one.value,
+        "exclusion": one.exclusion,
         "verdict": one.verdict_reason,
         "launches": one.num_launches,
     }
@@ -68,6 +70,7 @@ def step_cells(state: RunState) -> list[dict[str, Any]]:
             "loss": None if step.loss is None else round(step.loss, 4),
             "grad norm": None if step.grad_norm is None else round(step.grad_norm, 4),
             "reward": None if step.mean_reward is None else round(step.mean_reward, 3),
+            "shaped": None if step.mean_shaped is None else round(step.mean_shaped, 3),
             "short": "yes" if step.is_short else "",
             "took s": round(step.closed_s - step.opened_s, 2),
         }

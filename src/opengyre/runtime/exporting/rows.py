@@ -198,4 +198,4 @@ def _not_trainable(
         return Reason.EVALUATION
     if outcome.outcome is not None and outcome.reward is None:
         return Reason.NO_VERDICT
-    return ""
+    return outcome.exclusion.partition(":")[0]
