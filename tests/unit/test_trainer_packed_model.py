@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from opengyre.seams.cells import Segment
 from opengyre.seams.errors import BoundaryError
 from opengyre.trainer.packed_model import ATTENTION, register_attention, trained_logprobs
 
@@ -46,16 +47,16 @@ def _alone(model: torch.nn.Module, sequence: Tensor, temperature: float) -> Tens
 def _packed(model: torch.nn.Module, sequences: list[Tensor], temperature: float) -> Tensor:
     register_attention()
     model.config._attn_implementation = ATTENTION
-    bounds, start = [], 0
+    segments, start = [], 0
     for sequence in sequences:
-        bounds.append((start, start + len(sequence)))
+        segments.append(Segment(start=start, end=start + len(sequence)))
         start += len(sequence)
     position_ids = torch.cat([torch.arange(len(sequence)) for sequence in sequences])
     return trained_logprobs(
         model,
         token_ids=torch.cat(sequences),
         position_ids=position_ids,
-        segment_bounds=bounds,
+        segments=segments,
         targets=position_ids.nonzero()[:, 0],
         temperature=temperature,
     )
