@@ -83,6 +83,15 @@ def test_an_architecture_that_the_engine_cannot_run_is_named(tmp_path: Path, tra
     assert_refused(result, tmp_path, "gpt2", "qwen3")
 
 
+def test_a_transform_that_does_not_work_is_named(tmp_path: Path, trails: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("def shape(reward, stats):\n    return reward - stats.num_trns\n")
+    typo = gyre(tmp_path, trails, f'reward.transforms=["{mine}:shaep"]')
+    assert_refused(typo, tmp_path, "reward.transforms", f"{mine}:shaep", "no function shaep")
+    wrong = gyre(tmp_path, trails, f'reward.transforms=["{mine}:shape"]')
+    assert_refused(wrong, tmp_path, "reward.transforms", "AttributeError", "num_trns")
+
+
 def test_a_run_folder_that_is_in_use_stays_as_it_is(tmp_path: Path, trails: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("keep me")

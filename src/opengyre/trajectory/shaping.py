@@ -31,7 +31,7 @@ class ExecutionStats:
     of one turn, prompt and answer. `num_calls` are the tool calls that could be read, of which
     `num_watched_calls` match `reward.watched_pattern`; `num_malformed_calls` could not be read.
     `num_truncated_turns` ended by "length"; `last_finish` is the end of the last main turn, "" if
-    there is none. `outcome`: completed, failed, timed_out.
+    there is none. `outcome`: completed, failed, timed_out; lost if the reward is a placeholder.
     """
 
     outcome: str

@@ -82,4 +82,7 @@ def _step_note(value: seen.StepReport) -> str:
     )
     if not value.is_applied:
         return f"{words}, no update"
-    return f"{words}, version {value.version_after}, mean reward {reward(value.mean_reward)}"
+    mean = reward(value.mean_reward)
+    if value.mean_shaped not in (None, value.mean_reward):
+        mean += f" (shaped {reward(value.mean_shaped)})"
+    return f"{words}, version {value.version_after}, mean reward {mean}"
