@@ -39,7 +39,7 @@ def path_of(leaf: Node, *trained: tuple[int, int]) -> PathDigest:
 ROOT = node("t1", None, 0, [1, 2, 3], [4, 5, 6, 7])
 NEXT = node("t2", ROOT, 7, [8, 9], [10, 11, 12])
 FORK = node("t3", ROOT, 5, [20], [21, 22])
-NODES = {one.turn: one for one in (ROOT, NEXT, FORK)}
+NODES = {(one.turn, None): one for one in (ROOT, NEXT, FORK)}
 
 
 def test_a_path_gives_each_of_its_turns_its_own_ranges() -> None:

@@ -259,6 +259,7 @@ class Exchange:
             execution=self._parts.session.execution,
             attempt=attempt.attempt,
             parent=place.parent.turn if place.parent else "",
+            parent_attempt=place.parent.attempt if place.parent else None,
             fork_reason=place.fork_reason.value,
             role=attempt.incoming.role,
             protocol=attempt.incoming.protocol,

@@ -110,7 +110,7 @@ def prompt_of(record: TokenRecord, parent: Node | None) -> list[int]:
 
 def _parent(session: Session, record: TokenRecord) -> Node | None:
     header = record.header
-    parent = session.node(header.parent)
+    parent = session.node(header.parent, header.parent_attempt)
     if header.parent and parent is None:
         raise _lost(f"its parent {header.parent} is not restored")
     num_there = parent.num_tokens if parent is not None else 0
@@ -139,7 +139,7 @@ def _place(session: Session, record: TokenRecord, incoming: Incoming, parent: No
 
 def _history_key(session: Session, record: TokenRecord, request: Request, keys: Keys) -> bytes:
     """A turn that extends its parent adds the messages after the parent's answer."""
-    parent = session.node(record.header.parent)
+    parent = session.node(record.header.parent, record.header.parent_attempt)
     if parent is None or record.header.fork_reason:
         return keys.all(session.messages(request))[-1]
     own = request.messages
@@ -162,6 +162,7 @@ def _node(attempt: Attempt, record: TokenRecord, answer: Message) -> Node:
     place = attempt.place
     return Node(
         turn=attempt.turn,
+        attempt=attempt.attempt,
         key=place.keys.next(place.history_key, answer),
         protocol=attempt.incoming.protocol,
         parent=place.parent,

@@ -30,6 +30,7 @@ from opengyre.gateway.turns import (
     Incoming,
     Node,
     Place,
+    attempt_name,
     full_ids,
     holder,
     num_kept_of,
@@ -50,6 +51,7 @@ class Session:
     num_turns: int = 0
     _nodes_by_key: dict[bytes, list[Node]] = field(default_factory=dict)
     _nodes_by_turn: dict[str, Node] = field(default_factory=dict)
+    _nodes_by_name: dict[str, Node] = field(default_factory=dict)
     _calls_by_id: dict[str, Call] = field(default_factory=dict)
     _retryable: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
     _unsure: dict[str, bytes] = field(default_factory=dict)
@@ -112,9 +114,11 @@ class Session:
         delta = body_delta(body, self.body(parent))
         return replace(place, parent=parent, num_kept=num_kept if parent else 0, delta=delta)
 
-    def node(self, turn: str) -> Node | None:
-        """A committed turn."""
-        return self._nodes_by_turn.get(turn)
+    def node(self, turn: str, attempt: int | None = None) -> Node | None:
+        """A committed attempt of a turn; None is the one that stands, the last."""
+        if attempt is None:
+            return self._nodes_by_turn.get(turn)
+        return self._nodes_by_name.get(attempt_name(turn, attempt))
 
     def parser(self, attempt: Attempt) -> AnswerParser:
         """Of the ids that are sampled for `attempt`."""
@@ -133,6 +137,7 @@ class Session:
         place = attempt.place
         node = Node(
             turn=attempt.turn,
+            attempt=attempt.attempt,
             key=place.keys.next(place.history_key, message),
             protocol=attempt.incoming.protocol,
             parent=place.parent,
@@ -150,6 +155,7 @@ class Session:
         """Make a turn that was committed, now or in an earlier life, a part of the tree."""
         self._nodes_by_key.setdefault(node.key, []).append(node)
         self._nodes_by_turn[node.turn] = node
+        self._nodes_by_name[node.name] = node
         self._calls_by_id.update({call.call_id: call for call in node.message.calls})
         self._remember_body(node, body)
         self._latest = node
@@ -193,8 +199,8 @@ class Session:
         )
 
     def _named(self, attempt: str, *, param: str) -> Node:
-        """The turn of an attempt's name. Raises Refusal."""
-        node = self._nodes_by_turn.get(attempt.rpartition(".a")[0])
+        """What was committed under an attempt's name. Raises Refusal."""
+        node = self._nodes_by_name.get(attempt)
         if node is None:
             is_previous = param == "previous_response_id"
             raise Refusal(
@@ -340,18 +346,18 @@ class Session:
     def _remember_body(self, node: Node, body: bytes) -> None:
         """Whole bodies of the newest leaves: the next call of a branch is compared with its own."""
         if node.parent is not None:
-            self._bodies.pop(node.parent.turn, None)
-        self._bodies[node.turn] = body
+            self._bodies.pop(node.parent.name, None)
+        self._bodies[node.name] = body
         while len(self._bodies) > _NUM_KEPT_BODIES:
             del self._bodies[next(iter(self._bodies))]
 
     def body(self, node: Node | None) -> bytes:
         """The raw body of a turn, from its deltas if it is not kept whole."""
         deltas: list[bytes] = []
-        while node is not None and node.turn not in self._bodies:
+        while node is not None and node.name not in self._bodies:
             deltas.append(node.delta)
             node = node.parent
-        body = b"" if node is None else self._bodies[node.turn]
+        body = b"" if node is None else self._bodies[node.name]
         for delta in reversed(deltas):
             body = restore_body(delta, body)
         return body

@@ -14,6 +14,10 @@ from opengyre.gateway.request import Message, Request, Tool
 from opengyre.trajectory.turns import ForkReason
 
 
+def attempt_name(turn: str, attempt: int) -> str:
+    return f"{turn}.a{attempt}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
     """One call as it came: `body` are its bytes, `raw` what they say; `role` as the wire tells it,
@@ -42,6 +46,7 @@ class Node:
     of its history with its answer."""
 
     turn: str
+    attempt: int = 0
     key: bytes
     protocol: str
     parent: "Node | None"
@@ -51,6 +56,10 @@ class Node:
     message: Message
     delta: bytes
     asked: Request | None = None
+
+    @property
+    def name(self) -> str:
+        return attempt_name(self.turn, self.attempt)
 
     @property
     def num_tokens(self) -> int:
@@ -92,7 +101,7 @@ class Attempt:
     @property
     def name(self) -> str:
         """Of this attempt among all of the run; ids of answers and calls are made of it."""
-        return f"{self.turn}.a{self.attempt}"
+        return attempt_name(self.turn, self.attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,8 +57,8 @@ class OpenedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """`make_stream(step, version)`; `figures(groups, is_applied)` of what they trained; `max_groups` B;
-    `budget_tokens` of a micro-step."""
+    """`make_stream(step, version)`; `figures(groups, is_applied)` of what they trained;
+    `max_groups` B; `budget_tokens` of a micro-step."""
 
     processes: Processes
     inbox: Inbox

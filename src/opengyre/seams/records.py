@@ -28,8 +28,8 @@ class SegmentRef(msgspec.Struct, frozen=True, kw_only=True):
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One committed or abandoned model call of an execution; ids are in the segment record.
 
-    `turn` like "e000123.t7"; `parent` another turn of the execution or "" at a root;
-    `fork_reason` "" when it extends its parent. `is_committed` is True once its terminal event
+    `turn` like "e000123.t7"; `parent` another turn of the execution or "" at a root, of which
+    `parent_attempt` is meant (None: the one that stands); `fork_reason` "" when it extends it. `is_committed` is True once its terminal event
     was written to the client. `finish`: stop, length, cancelled, error. `role` as the wire told it:
     main, main-summary, sub-agent, sub-agent-summary, side. `protocol` is the dialect of its body;
     `logprob_mode` the engine's (see EngineCaps), `top_k` 0 keeps all. Each call that its answer
@@ -42,6 +42,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     execution: str
     attempt: int
     parent: str
+    parent_attempt: int | None = None
     fork_reason: str
     role: str
     num_kept_tokens: int

@@ -22,9 +22,10 @@ def tree_of(records: Iterable[TokenRecord], *, given_up: Iterable[TokenRecord] =
     tree = Tree()
     for record in given_up:
         tree.insert(turn_tokens(record, launch=1))
-    tree.launch = 2 if tree.nodes else 1
+    launch = 2 if tree.nodes else 1
     for record in records:
-        tree.insert(turn_tokens(record, launch=tree.launch))
+        tree.insert(turn_tokens(record, launch=launch))
+    tree.launch = launch
     return tree
 
 
@@ -39,6 +40,7 @@ def turn_tokens(record: TokenRecord, *, launch: int = 1) -> TurnTokens:
         turn=header.turn,
         attempt=header.attempt,
         parent=header.parent,
+        parent_attempt=header.parent_attempt,
         fork_reason=fork_reason,
         role=role,
         is_committed=header.is_committed,

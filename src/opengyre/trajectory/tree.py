@@ -65,7 +65,8 @@ class Node:
     """One attempt of a turn. `ids` are its new prompt ids (injected), then what was sampled; they
     lie at depths [begin, end) of its line, of which the first `begin` are its parent's.
 
-    `logprobs` are of the sampled ids. `has_next`: a turn goes on from all of it.
+    `logprobs` are of the sampled ids. `has_next`: a committed turn of its role goes on from all of
+    it.
     """
 
     index: int
@@ -116,6 +117,8 @@ class Tree:
     nodes: list[Node] = field(default_factory=list)
     launch: int = 1
     _standing: dict[str, Node] = field(default_factory=dict)
+    _by_attempt: dict[tuple[str, int], Node] = field(default_factory=dict)
+    _launches: set[int] = field(default_factory=set)
     _last_of_role: dict[Role, Node] = field(default_factory=dict)
 
     def insert(self, turn: TurnTokens) -> Node:
@@ -138,9 +141,12 @@ class Tree:
             is_committed=turn.is_committed,
         )
         self._stand(node)
-        if parent is not None and node.begin == parent.end:
+        is_next = parent is not None and node.begin == parent.end and node.role is parent.role
+        if parent is not None and is_next and node.is_committed:
             parent.has_next = True
         self.nodes.append(node)
+        self._by_attempt[turn.turn, turn.attempt] = node
+        self._launches.add(node.launch)
         self.launch = max(self.launch, node.launch)
         self._last_of_role[node.role] = node
         return node
@@ -163,11 +169,16 @@ class Tree:
         return None if node.is_standing else Reason.SUPERSEDED_ATTEMPT
 
     def _parent_of(self, turn: TurnTokens) -> Node | None:
-        if not turn.parent:
+        num_kept = turn.num_kept_tokens
+        if not turn.parent and num_kept == 0:
             return None
         parent = self._standing.get(turn.parent)
-        if parent is None or turn.num_kept_tokens > parent.end:
-            raise BrokenRecordError(f"{turn.turn} keeps tokens of {turn.parent} that are not there")
+        if turn.parent_attempt is not None:
+            parent = self._by_attempt.get((turn.parent, turn.parent_attempt))
+        is_there = parent is not None and parent.launch == turn.launch
+        if parent is None or not is_there or not 0 <= num_kept <= parent.end:
+            what = f"keeps {num_kept} tokens of {turn.parent or 'no turn'} that are not there"
+            raise BrokenRecordError(f"{turn.turn} {what}")
         return parent
 
     def _stand(self, node: Node) -> None:
@@ -185,7 +196,7 @@ class Tree:
             return Fork.ROOT
         if turn.turn in self._standing:
             return Fork.RETRY
-        if turn.launch != self.launch:
+        if turn.launch not in self._launches:
             return Fork.RELAUNCHED
         by_role = self._fork_by_role(turn, parent)
         if by_role is not None:

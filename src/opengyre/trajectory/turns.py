@@ -51,9 +51,10 @@ class SampledSpan:
 class TurnTokens:
     """One attempt of a turn.
 
-    `parent` is a turn id or ""; the prompt is the first `num_kept_tokens` ids of the parent's
-    prompt + completion, then `new_prompt_ids`. `launch` counts from 1: an execution that was
-    launched again goes on with turn numbers, not with tokens.
+    `parent` is a turn id or "", `parent_attempt` the attempt of it (None: the one that stands); the
+    prompt is the first `num_kept_tokens` ids of the parent's prompt + completion, then
+    `new_prompt_ids`. `launch` counts from 1: an execution that was launched again goes on with
+    turn numbers, not with tokens.
     """
 
     turn: str
@@ -67,4 +68,5 @@ class TurnTokens:
     completion_ids: Sequence[int]
     logprobs: Sequence[float]
     spans: tuple[SampledSpan, ...]
+    parent_attempt: int | None = None
     launch: int = 1

@@ -7,7 +7,7 @@ costs nothing but itself and the prompts that begin with it.
 """
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -19,7 +19,7 @@ from opengyre.gateway.turns import Node
 from opengyre.runtime.book import turn_number
 from opengyre.runtime.exporting.recorded import Recorded
 from opengyre.runtime.exporting.row import ExportedMessage, TokenRange, TurnRow, exported_message
-from opengyre.runtime.exporting.trained import trained_ranges
+from opengyre.runtime.exporting.trained import Nodes, trained_ranges
 from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.seams.records import TokenRecord, TurnRecord
 from opengyre.store.outcomes import ExecutionOutcome
@@ -82,28 +82,32 @@ class _Content:
     problem: str = ""
 
 
-def _id_tree(records: Sequence[TokenRecord]) -> dict[str, Node]:
-    """Committed turns by name, their ids alone: these come back even where a body does not."""
-    nodes: dict[str, Node] = {}
+def _id_tree(records: Sequence[TokenRecord]) -> Nodes:
+    """Committed attempts, their ids alone: these come back even where a body does not. The one
+    that stands for its turn also has the attempt None."""
+    nodes: Nodes = {}
     for record in records:
         header = record.header
-        if header.is_committed and not (header.parent and header.parent not in nodes):
-            nodes[header.turn] = Node(
+        parent = nodes.get((header.parent, header.parent_attempt))
+        if header.is_committed and not (header.parent and parent is None):
+            node = Node(
                 turn=header.turn,
+                attempt=header.attempt,
                 key=b"",
                 protocol=header.protocol,
-                parent=nodes.get(header.parent),
+                parent=parent,
                 num_kept=header.num_kept_tokens,
                 new_ids=array("i", record.new_prompt_ids),
                 completion=array("i", record.completion_ids),
                 message=_NO_MESSAGE,
                 delta=b"",
             )
+            nodes[header.turn, None] = nodes[header.turn, header.attempt] = node
     return nodes
 
 
-def _content(session: Session, record: TokenRecord, nodes: Mapping[str, Node]) -> _Content:
-    parent = nodes.get(record.header.parent)
+def _content(session: Session, record: TokenRecord, nodes: Nodes) -> _Content:
+    parent = nodes.get((record.header.parent, record.header.parent_attempt))
     is_whole = parent is not None or not record.header.parent
     prompt_ids = prompt_of(record, parent) if is_whole else None
     try:

@@ -4,7 +4,7 @@ Must not know: output, rewards. Invariants: a range is of the ids that one turn 
 that is no recorded turn's gives nothing (`gyre run verify` names it).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from opengyre.gateway.turns import Node
@@ -14,6 +14,8 @@ from opengyre.views.check_steps import ExactlyOnce
 from opengyre.views.run_state import RunState
 
 Range = tuple[int, int]
+Nodes = dict[tuple[str, int | None], Node]
+"""By turn and attempt; None is the attempt that stands."""
 
 
 def trained_paths(db: Path) -> dict[str, list[PathDigest]]:
@@ -29,13 +31,11 @@ def trained_paths(db: Path) -> dict[str, list[PathDigest]]:
     return found
 
 
-def trained_ranges(
-    paths: Iterable[PathDigest], nodes: Mapping[str, Node]
-) -> dict[str, list[Range]]:
-    """By turn, [start, end) of its completion ids. `nodes` are committed turns by name."""
+def trained_ranges(paths: Iterable[PathDigest], nodes: Nodes) -> dict[str, list[Range]]:
+    """By turn, [start, end) of its completion ids. `nodes` are committed."""
     found: dict[str, list[Range]] = {}
     for path in paths:
-        node = nodes.get(path.turn)
+        node = nodes.get((path.turn, None))
         room = path.num_tokens
         while node is not None:
             begin, end = node.num_tokens - len(node.completion), min(node.num_tokens, room)
