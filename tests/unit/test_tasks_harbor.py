@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from opengyre.seams.errors import ConfigError
+from opengyre.seams.tasks import GraderKind
 from opengyre.tasks.harbor import load_task, load_tasks
 from opengyre.tasks.workspaces import (
     WorkspaceError,
@@ -175,3 +176,27 @@ def test_a_tree_deeper_than_any_path_is_removed(tmp_path: Path) -> None:
     remove_tree(tmp_path.with_name("copy"))
     remove_tree(tmp_path / "deeper")
     assert not (tmp_path / "deeper").exists()
+
+
+@pytest.mark.parametrize("kind", [GraderKind.COMMAND, GraderKind.CALLABLE])
+def test_a_grader_that_needs_no_tests_takes_a_task_without(
+    tmp_path: Path, kind: GraderKind
+) -> None:
+    folder = make_task(tmp_path / "bare")
+    remove_tree(folder / "tests")
+    assert not load_task(folder, kind=kind).tests.exists()
+    (folder / "tests").write_text("a file")
+    with pytest.raises(ConfigError, match="tests: expected a folder"):
+        load_task(folder, kind=kind)
+
+
+def test_the_pytest_grader_needs_a_test_file_and_no_script(tmp_path: Path) -> None:
+    folder = make_task(tmp_path / "set" / "one")
+    with pytest.raises(ConfigError) as caught:
+        load_tasks(tmp_path / "set", kind=GraderKind.PYTEST)
+    assert str(folder) in str(caught.value)
+    assert "no test_*.py or *_test.py below tests; add the tests" in str(caught.value)
+    (folder / "tests" / "test.sh").unlink()
+    (folder / "tests" / "deep").mkdir()
+    (folder / "tests" / "deep" / "sum_test.py").write_text("def test_it(): pass\n")
+    assert load_tasks(tmp_path / "set", kind=GraderKind.PYTEST)[0].name == "one"

@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from numbers import Real
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -62,17 +63,14 @@ def _open_answer() -> int:
     return answer
 
 
-def _tell(answer: int, reward: object, reason: str) -> NoReturn:
+def _tell(answer: int, reward: float | None, reason: str) -> NoReturn:
     """One line, then the end, whatever threads are left."""
-    is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
-    if reward is not None and not is_number:
-        reward, reason = None, f"the function returned {str(reward)[:40]!r}, expected a number"
     line = json.dumps({"reward": reward, "reason": reason[:MAX_REASON_CHARS]})
     os.write(answer, f"\n{line}\n".encode())
     os._exit(0)
 
 
-def call_function(order: dict[str, Any]) -> tuple[object, str]:
+def call_function(order: dict[str, Any]) -> tuple[float, str]:
     """What the function returned. The workspace is not importable: it is an argument."""
     place, _, name = order["function"].rpartition(":")
     sys.path += order["package_paths"]
@@ -82,7 +80,10 @@ def call_function(order: dict[str, Any]) -> tuple[object, str]:
     else:
         module = importlib.import_module(place)
     found: Callable[[Path, Path], object] = getattr(module, name)
-    return found(Path(order["workspace"]), Path(order["tests"])), f"by {name}"
+    reward = found(Path(order["workspace"]), Path(order["tests"]))
+    if isinstance(reward, bool) or not isinstance(reward, Real):
+        raise NoVerdictError(f"{name} returned {str(reward)[:40]!r}, expected a number")
+    return float(reward), f"by {name}"
 
 
 def _load_file(place: str) -> ModuleType:
