@@ -22,6 +22,7 @@ class ScriptedServer(ThreadingHTTPServer):
         self.answers = answers
         self.requests: list[dict] = []
         self.paths: list[str] = []
+        self.roles: list[str] = []
         self.num_connections = 0
 
 
@@ -37,6 +38,7 @@ class ScriptedHandler(BaseHTTPRequestHandler):
         size_bytes = int(self.headers["Content-Length"])
         self.server.requests.append(json.loads(self.rfile.read(size_bytes)))
         self.server.paths.append(f"{self.path} {self.headers['Authorization']}")
+        self.server.roles.append(self.headers["X-Gyre-Call"])
         status, headers, body = self.server.answers.pop(0)
         self.send_response(status)
         for name, value in headers.items():
@@ -77,10 +79,12 @@ def answer(content: str | None, *calls: dict, reason: str = "stop", num_tokens: 
     return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
 
 
-def run_agent(server: ScriptedServer, folder: Path, *options: str):
+def run_agent(
+    server: ScriptedServer, folder: Path, *options: str, instruction: str = "Write the file.\n"
+):
     workspace = folder / "workspace"
     workspace.mkdir(exist_ok=True)
-    (folder / "instruction.md").write_text("Write the file.\n")
+    (folder / "instruction.md").write_text(instruction)
     port = server.server_address[1]
     program = [sys.executable, "-I", "-S", gyre_agent.__file__]
     return subprocess.run(
@@ -169,6 +173,92 @@ def test_turn_and_context_limits_end_the_conversation(tmp_path):
         context = run_agent(server, tmp_path, "--context-tokens", "100")
     assert (turns.returncode, turns.stdout) == (0, "(turn limit)\n")
     assert (context.returncode, context.stdout) == (0, "(context limit)\n")
+
+
+def calls_and_outputs(*commands: str) -> list[dict]:
+    """What `echo` commands leave in a conversation."""
+    return [
+        message
+        for command in commands
+        for message in (
+            {"role": "assistant", "content": None, "tool_calls": [tool_call(command)]},
+            {"role": "tool", "tool_call_id": "call_1", "content": command.removeprefix("echo ")},
+        )
+    ]
+
+
+def user(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
+def test_a_long_conversation_goes_on_in_a_new_one_with_a_summary_and_the_last_calls(tmp_path):
+    answers = [answer(None, tool_call(f"echo {n}"), num_tokens=20 * n) for n in range(1, 6)]
+    answers += [answer("Five were said."), answer(None, tool_call("echo 6")), answer("done")]
+    with serving(answers) as server:
+        ended = run_agent(server, tmp_path, "--compact-at-tokens", "100")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
+    assert server.roles == ["main"] * 5 + ["main-summary"] + ["main"] * 2
+    said = [request["messages"] for request in server.requests]
+    before = [user("Write the file."), *calls_and_outputs(*(f"echo {n}" for n in range(1, 6)))]
+    assert said[5] == [*before, user(gyre_agent.SUMMARY_REQUEST)]
+    opening = user("Write the file.\n\nFive were said.")
+    assert said[6] == [opening, *calls_and_outputs("echo 4", "echo 5")]
+    assert said[7] == [opening, *calls_and_outputs("echo 4", "echo 5", "echo 6")]
+    assert {json.dumps(request["tools"]) for request in server.requests} == {
+        json.dumps(gyre_agent.TOOLS)
+    }
+
+
+def test_a_conversation_that_cannot_be_shortened_goes_on_as_it_is(tmp_path):
+    text = "Write the file. " * 40
+    answers = [answer(None, tool_call("echo 1"), num_tokens=100), answer("done")]
+    with serving(answers) as server:
+        ended = run_agent(server, tmp_path, "--compact-at-tokens", "100", instruction=text)
+    assert (ended.returncode, ended.stdout) == (0, "done\n")
+    assert server.requests[1]["messages"] == [user(text.strip()), *calls_and_outputs("echo 1")]
+
+
+def test_an_output_larger_than_all_else_is_left_to_the_summary(tmp_path):
+    call = tool_call("head -c 3000 /dev/zero | tr '\\0' x")
+    with serving([answer(None, call, num_tokens=100), answer(None), answer("done")]) as server:
+        ended = run_agent(server, tmp_path, "--compact-at-tokens", "100")
+    assert (ended.returncode, ended.stdout) == (0, "done\n")
+    assert server.requests[2]["messages"] == [user("Write the file.\n\n-")]
+
+
+def test_a_sub_agent_begins_and_hands_over_what_it_did(tmp_path):
+    answers = [answer(None, tool_call(f"echo {n}")) for n in range(1, 5)]
+    answers += [answer("Four were said."), answer("done")]
+    with serving(answers) as server:
+        ended = run_agent(server, tmp_path, "--scout-turns", "4")
+    assert (ended.returncode, ended.stdout) == (0, "done\n")
+    assert server.roles == ["sub-agent"] * 4 + ["sub-agent-summary", "main"]
+    said = [request["messages"] for request in server.requests]
+    begun = [user("Write the file."), *calls_and_outputs(*(f"echo {n}" for n in range(1, 5)))]
+    assert said[4] == [*begun, user(gyre_agent.SUMMARY_REQUEST)]
+    assert said[5] == [
+        user("Write the file.\n\nFour were said."),
+        *calls_and_outputs("echo 3", "echo 4"),
+    ]
+
+
+def test_a_sub_agent_that_answers_is_not_asked_for_a_summary(tmp_path):
+    with serving([answer("I saw nothing."), answer("done")]) as server:
+        ended = run_agent(server, tmp_path, "--scout-turns", "4")
+    assert (ended.returncode, ended.stdout) == (0, "done\n")
+    assert server.roles == ["sub-agent", "main"]
+    assert server.requests[1]["messages"] == [user("Write the file.\n\nI saw nothing.")]
+
+
+def test_every_call_of_every_conversation_counts_for_the_turn_limit(tmp_path):
+    options = ("--scout-turns", "3", "--compact-at-tokens", "30", "--max-turns")
+    answers = [answer(None, tool_call("echo 1"), num_tokens=40) for _ in range(9)]
+    for num_turns in range(1, 9):
+        with serving(answers[:]) as server:
+            ended = run_agent(server, tmp_path, *options, str(num_turns))
+        assert (ended.returncode, ended.stdout) == (0, "(turn limit)\n")
+        assert len(server.requests) == num_turns
+    assert server.roles[:2] == ["sub-agent", "sub-agent-summary"]
 
 
 def test_a_missing_instruction_is_the_users_error(tmp_path):

@@ -24,7 +24,8 @@ def refusal(tmp_path: Path, text: str) -> str:
 def test_every_shipped_profile_loads_under_its_own_name() -> None:
     assert (
         *("claude-code", "codex", "command"),
-        *("gyre-agent", "mini-swe-agent", "qwen-code"),
+        *("gyre-agent", "gyre-agent-compact", "gyre-agent-sub-agent"),
+        *("mini-swe-agent", "qwen-code"),
     ) == SHIPPED_HARNESSES
     for name in SHIPPED_HARNESSES:
         profile = load_profile(name)
@@ -141,6 +142,13 @@ def test_qwen_code_tells_its_calls_by_system_text_and_tools() -> None:
     assert role("qwen-code", QWEN, TASK, body={"tools": []}) == "side"
 
 
+def test_the_bundled_agent_says_whose_a_call_is() -> None:
+    assert role("gyre-agent-compact", TASK, x_gyre_call="main") == "main"
+    assert role("gyre-agent-compact", TASK, x_gyre_call="main-summary") == "main-summary"
+    for told in ("main", "sub-agent", "sub-agent-summary"):
+        assert role("gyre-agent-sub-agent", TASK, x_gyre_call=told) == told
+
+
 CONFIG = '[run]\ndir = "r"\nnum_steps = 1\n[model]\npath = "m"\n[[tasks]]\npath = "t"\n'
 
 
@@ -155,5 +163,6 @@ def test_a_config_names_a_shipped_profile_or_a_file_beside_it(tmp_path: Path) ->
         load_config(path, ["harness.profile=cursor"])
     assert str(caught.value).removeprefix(f"{path}: ") == (
         'harness.profile = "cursor": expected one of claude-code, codex, command, gyre-agent, '
-        "mini-swe-agent, qwen-code, or the path of a .toml file"
+        "gyre-agent-compact, gyre-agent-sub-agent, mini-swe-agent, qwen-code, "
+        "or the path of a .toml file"
     )

@@ -1,5 +1,6 @@
 """How instructions, endpoints and folders become a launch."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def test_the_bundled_agent_gets_its_text_as_a_file_and_its_key_as_environment(
         *("--context-tokens", "560"),
     )
     assert spec.env["OPENAI_API_KEY"] == job.api_key
+
     assert spec.env["OPENAI_BASE_URL"] == job.base_url
     assert spec.gateway_port == 8123
     assert spec.limits.wall_s == 12.0
@@ -73,6 +75,17 @@ def test_no_shipped_profile_puts_the_key_on_its_command_line(name: str, job: Har
     assert spec.env["HOME"] == str(home)
     for path in home.rglob("*"):
         assert path.is_dir() or path.stat().st_mode & 0o777 == 0o600
+
+
+def test_its_variants_differ_by_an_option(job: HarnessJob) -> None:
+    plain = opened(load_profile("gyre-agent")).prepare(job)
+    for name, more in {
+        "gyre-agent-compact": ("--compact-at-tokens", "280"),
+        "gyre-agent-sub-agent": ("--scout-turns", "4"),
+    }.items():
+        shutil.rmtree(job.private_tmp)
+        job.private_tmp.mkdir()
+        assert opened(load_profile(name)).prepare(job).argv == (*plain.argv, *more)
 
 
 def test_a_file_of_a_profile_is_filled_in(job: HarnessJob) -> None:

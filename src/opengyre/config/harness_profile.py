@@ -32,6 +32,7 @@ PLACEHOLDERS = {
     "max_turns": "harness.max_turns",
     "max_new_tokens": "sampling.max_new_tokens",
     "context_tokens": "sampling.context_tokens",
+    "half_context_tokens": "half of it",
 }
 PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 """`${NAME}` belongs to a shell, and other braces stay as they are."""

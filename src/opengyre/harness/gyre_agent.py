@@ -1,11 +1,14 @@
 """gyre-agent: a bash-using agent in one file, standard library only (it starts in about 40 ms).
 
 Owns the loop "ask the model, run its bash calls in the current folder, send the output back"
-until the model answers without a call. It knows an OpenAI-compatible endpoint and nothing else
-of the system it runs under; it must not import other modules of this package.
+until the model answers without a call. On request it begins a new conversation, with a summary
+and the last calls, before the old one grows too long, or lets a sub-agent begin the work. It knows
+an OpenAI-compatible endpoint and nothing else of the system it runs under; it must not import
+other modules of this package.
 
 Invariants: one keep-alive connection; assistant messages go back exactly as they came, so that an
-endpoint can match them; every wait, retry, output and turn count is bounded.
+endpoint can match them; each call says in a header whose it is; every wait, retry, output and
+turn count is bounded.
 
 Exit codes: 0 the conversation ended (answer, turn limit, context limit), 1 the endpoint failed,
 2 the user's input was wrong. A failure is one line on stderr.
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import itertools
 import json
 import os
 import select
@@ -40,6 +44,11 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
+CALL_HEADER = "X-Gyre-Call"
+MAIN, SUB_AGENT = "main", "sub-agent"
+SUMMARY = "-summary"
+SUMMARY_REQUEST = "Summarize what is done and what is left."
+NO_SUMMARY = "-"
 MALFORMED_CALL = 'error: call bash with {"command": "..."}'
 RETRY_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 MAX_RETRY_WAIT_S = 30.0
@@ -75,12 +84,15 @@ class Endpoint:
         }
         self._max_retries = max_retries
 
-    def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def complete(self, body: Mapping[str, Any], *, role: str) -> dict[str, Any]:
         """Return the completion object for `body`, retrying at most `max_retries` times.
+
+        `role` says in a header whose call it is.
 
         Raises AgentError when the endpoint refuses the request or keeps failing.
         """
         payload = json.dumps(body, separators=(",", ":")).encode()
+        self._headers[CALL_HEADER] = role
         for attempt in range(self._max_retries + 1):
             try:
                 return self._attempt(payload, is_stream=bool(body.get("stream")))
@@ -264,31 +276,105 @@ def first_choice(completion: Mapping[str, Any]) -> tuple[Message, str]:
     return message, str(choice.get("finish_reason"))
 
 
-def converse(endpoint: Endpoint, instruction: str, options: argparse.Namespace) -> str:
-    """Play the whole conversation and return the last answer's text."""
-    messages: list[Message] = [{"role": "user", "content": instruction}]
-    request: dict[str, Any] = {
-        "model": options.model,
-        "messages": messages,
-        "tools": TOOLS,
-        "max_completion_tokens": options.max_output_tokens,
-    }
-    if options.stream:
-        request |= {"stream": True, "stream_options": {"include_usage": True}}
-    for _ in range(options.max_turns):
-        completion = endpoint.complete(request)
-        message, finish_reason = first_choice(completion)
-        calls = message.get("tool_calls") or []
-        if not calls:
-            return str(message.get("content") or f"({finish_reason})")
-        messages.append({key: message.get(key) for key in ("role", "content", "tool_calls")})
-        for call in calls:
-            output = run_call(call, options)
-            messages.append({"role": "tool", "tool_call_id": call.get("id"), "content": output})
+def user_message(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+class Conversation:
+    """What is said under one role, from an instruction on; a longer one may go on as a shorter."""
+
+    def __init__(
+        self, endpoint: Endpoint, options: argparse.Namespace, *, role: str, instruction: str
+    ) -> None:
+        self.messages: list[Message] = [user_message(instruction)]
+        self._endpoint = endpoint
+        self._options = options
+        self._role = role
+        self._instruction = instruction
+
+    def run(self, turns: Iterator[int]) -> str | None:
+        """Play until an answer without a call, and return its text; None: no turns are left."""
+        for _ in turns:
+            message, finish_reason, num_tokens = self._ask(self.messages, role=self._role)
+            calls = message.get("tool_calls") or []
+            if not calls:
+                return str(message.get("content") or f"({finish_reason})")
+            self._take(message, calls)
+            if 0 < self._options.compact_at_tokens <= num_tokens and self._compact(turns):
+                continue
+            if 0 < self._options.context_tokens <= num_tokens:
+                return "(context limit)"
+        return None
+
+    def summarize(self, turns: Iterator[int]) -> str:
+        """What the model says of it all, in a turn of its own; "" if none is left."""
+        if next(turns, None) is None:
+            return ""
+        asked = [*self.messages, user_message(SUMMARY_REQUEST)]
+        message, _, _ = self._ask(asked, role=self._role + SUMMARY)
+        return str(message.get("content") or "")
+
+    def handed_over(self, summary: str) -> list[Message]:
+        """How a new conversation begins that goes on with the work: the instruction, the summary,
+        and the last calls with their outputs, at most half of what was said."""
+        opening = user_message(f"{self._instruction}\n\n{summary or NO_SUMMARY}")
+        return [opening, *last_calls(self.messages)]
+
+    def _compact(self, turns: Iterator[int]) -> bool:
+        """Go on in a new conversation. False: nothing would be left out of it."""
+        if len(self.handed_over("")) == len(self.messages):
+            return False
+        self.messages = self.handed_over(self.summarize(turns))
+        return True
+
+    def _ask(self, messages: list[Message], *, role: str) -> tuple[Message, str, int]:
+        """The model's message, why it ended, and the tokens of the call in all."""
+        request: dict[str, Any] = {
+            "model": self._options.model,
+            "messages": messages,
+            "tools": TOOLS,
+            "max_completion_tokens": self._options.max_output_tokens,
+        }
+        if self._options.stream:
+            request |= {"stream": True, "stream_options": {"include_usage": True}}
+        completion = self._endpoint.complete(request, role=role)
         num_tokens = (completion.get("usage") or {}).get("total_tokens", 0)
-        if options.context_tokens and num_tokens >= options.context_tokens:
-            return "(context limit)"
-    return "(turn limit)"
+        return *first_choice(completion), num_tokens
+
+    def _take(self, message: Message, calls: list[Message]) -> None:
+        kept = {key: message.get(key) for key in ("role", "content", "tool_calls")}
+        self.messages.append(kept)
+        for call in calls:
+            output = run_call(call, self._options)
+            self.messages.append(
+                {"role": "tool", "tool_call_id": call.get("id"), "content": output}
+            )
+
+
+def last_calls(messages: list[Message]) -> list[Message]:
+    """The last assistant messages, each with its outputs, that are at most half of the text."""
+    sizes = [len(json.dumps(message)) for message in messages]
+    room = sum(sizes) // 2
+    begin = len(messages)
+    for at in range(len(messages) - 1, 0, -1):
+        room -= sizes[at]
+        if room < 0:
+            break
+        if messages[at]["role"] == "assistant":
+            begin = at
+    return messages[begin:]
+
+
+def play(endpoint: Endpoint, instruction: str, options: argparse.Namespace) -> str:
+    """Do the whole task and return the last answer's text."""
+    turns = iter(range(options.max_turns))
+    main = Conversation(endpoint, options, role=MAIN, instruction=instruction)
+    if options.scout_turns:
+        scout = Conversation(endpoint, options, role=SUB_AGENT, instruction=instruction)
+        report = scout.run(itertools.islice(turns, options.scout_turns))
+        report = scout.summarize(turns) if report is None else report
+        main.messages = scout.handed_over(report)
+    return main.run(turns) or "(turn limit)"
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -299,6 +385,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--max-turns", type=int, default=24, help="model calls before giving up (24)")
     add("--max-output-tokens", type=int, default=24, help="new tokens per model call (24)")
     add("--context-tokens", type=int, default=0, help="end once a turn used this many (0: never)")
+    add("--compact-at-tokens", type=int, default=0, help="begin anew at this many (0: never)")
+    add("--scout-turns", type=int, default=0, help="turns of a sub-agent that begins (0: none)")
     add("--call-timeout-s", type=float, default=30.0, help="limit of one bash call (30)")
     add("--max-output-bytes", type=int, default=4000, help="limit of one call's output (4000)")
     add("--request-timeout-s", type=float, default=600.0, help="silence of the endpoint (600)")
@@ -327,7 +415,7 @@ def main(argv: list[str] | None = None) -> int:
             timeout_s=options.request_timeout_s,
             max_retries=options.max_retries,
         )
-        answer = converse(endpoint, instruction, options)
+        answer = play(endpoint, instruction, options)
         sys.stdout.buffer.write(answer.encode(errors="replace") + b"\n")
     except AgentError as error:
         sys.stderr.write(f"gyre-agent: {error}\n")

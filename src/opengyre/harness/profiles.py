@@ -102,6 +102,7 @@ def open_harness(
     user's own command line (checked by `check_launch`)."""
     values = {
         **settings,
+        "half_context_tokens": str(int(settings["context_tokens"]) // 2),
         "python": str(staged.python),
         "gyre_agent": str(staged.gyre_agent),
         "program": "" if program is None else str(program.path),
