@@ -278,6 +278,7 @@ class Steps:
                 micro_steps=sorted(counts.micro_steps),
                 num_executions=counts.num_executions,
                 num_tokens=counts.num_tokens,
+                num_clipped=counts.num_clipped,
                 loss=norms.loss if math.isfinite(norms.loss) else None,
                 grad_norm=norms.grad_norm if math.isfinite(norms.grad_norm) else None,
                 is_applied=norms.is_applied,
