@@ -8,7 +8,9 @@ import asyncio
 import itertools
 import zlib
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from opengyre.control import commands as c
@@ -31,6 +33,7 @@ class Tape:
     def __init__(self, tokens: Path) -> None:
         self.rows: list[Row] = []
         self.paths: dict[str, seen.PathDigest] = {}
+        self.rewards: dict[str, float | None] = {}
         self._tokens = tokens
         self._writer: SegmentWriter | None = None
         self._num_commands = 0
@@ -126,7 +129,7 @@ class Tape:
         self.paths[name] = seen.PathDigest(
             execution=name.partition(".")[0],
             group="",
-            turn="",
+            turn=name,
             num_tokens=len(ids),
             ids_crc32=zlib.crc32(array("i", ids).tobytes()),
             trained=trained,
@@ -135,10 +138,27 @@ class Tape:
 
     def close(self, number: int, reward: float | None = 0.5) -> None:
         execution = execution_id(number)
+        self.rewards[execution] = reward
         self.tell(f.ExecutionClosed(execution=execution, outcome=f.Outcome.COMPLETED))
         self.tell(
             f.VerdictGiven(execution=execution, reward=reward, reason="", num_trainable_tokens=6)
         )
+
+    def accounts(self, groups: Sequence[GroupId]) -> list[seen.MemberAccount]:
+        """All that was sampled is trained."""
+        members = [execution_id(int(group[1:]) + n) for group in groups for n in (0, 1)]
+        sampled = {one: 6 * sum(name.startswith(one) for name in self.paths) for one in members}
+        return [
+            seen.MemberAccount(
+                execution=one,
+                reward=self.rewards[one],
+                shaped=self.rewards[one],
+                advantage=0.5,
+                sampled=sampled[one],
+                trained=sampled[one],
+            )
+            for one in members
+        ]
 
     def micro_step(self, step: int, number: int, cell: int, group: int, *turns: str) -> None:
         self.tell(
@@ -321,6 +341,8 @@ def leave(tape: Tape, cell: int, moves: tuple[tuple[Any, EngineId], ...]) -> Non
 
 def finish_step(tape: Tape, step: int, groups: list[GroupId], micro_steps: list[int]) -> None:
     now_s = len(tape.rows) * 0.1
+    members = tape.accounts(groups)
+    mean = fmean(one.reward for one in members if one.reward is not None)
     tape.tell(
         seen.StepReport(
             step=step,
@@ -334,7 +356,13 @@ def finish_step(tape: Tape, step: int, groups: list[GroupId], micro_steps: list[
             grad_norm=0.5,
             is_applied=True,
             is_short=False,
-            mean_reward=0.5,
+            mean_reward=mean,
+            mean_shaped=mean,
+            watched_share=0.0,
+            members=members,
+            num_flat_tokens=54,
+            num_repeated_tokens=54,
+            fill=0.5,
             opened_s=now_s - 1.0,
             closed_s=now_s,
         )

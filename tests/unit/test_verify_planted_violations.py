@@ -95,7 +95,7 @@ def run(tmp_path: Path) -> Planting:
 
 def test_a_whole_run_keeps_every_promise_and_says_how_much_was_checked(run: Planting) -> None:
     results = run.results()
-    assert list(results) == ["P1", "P2", "P3", "P4", "P5", "P8", "P10"]
+    assert list(results) == ["P1", "P2", "P3", "P4", "P5", "P8", "P10", "P11", "P12"]
     assert {name: one.problems for name, one in results.items() if one.problems} == {}
     checked = {name: one.num_checked for name, one in results.items()}
     assert checked == {
@@ -106,9 +106,13 @@ def test_a_whole_run_keeps_every_promise_and_says_how_much_was_checked(run: Plan
         "P5": 11,
         "P8": 5,
         "P10": 8,
+        "P11": 10,
+        "P12": 10,
     }
     assert checked["P3"] > 50
     assert results["P1"].notes == ()
+    totals = ("66 tokens sampled = 54 trained + 0 masked + 12 dropped", "dropped: 12 evaluation")
+    assert results["P11"].notes == totals
 
 
 def no_outcome(run: Planting) -> None:

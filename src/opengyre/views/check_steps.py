@@ -66,6 +66,14 @@ class ExactlyOnce:
             for one in step.done
         ]
 
+    def reports(self) -> list[seen.StepReport]:
+        """What was told of accepted steps, in step order; call after the last row."""
+        return [
+            step.report
+            for _, step in sorted(self.steps.items())
+            if step.is_committed and step.report is not None
+        ]
+
     def finish(self, state: RunState) -> CheckResult:
         for number, step in sorted(self.steps.items()):
             if step.is_committed:
@@ -103,8 +111,9 @@ class ExactlyOnce:
     def _check_groups(self, state: RunState) -> None:
         for one in state.groups.values():
             ended = state.ended_state(one)
-            if one.is_consumed and ended is not GroupState.READY:
-                self._findings.broken(f"{one.group} was trained though it is {ended.value}")
+            if one.assigned_step is not None and ended is not GroupState.READY:
+                words = f"step {one.assigned_step} took {one.group} though it is {ended.value}"
+                self._findings.broken(words)
         reports = [one.report for one in self.steps.values() if one.is_committed and one.report]
         consumed = Counter(group for report in reports for group in report.groups)
         for group, times in sorted(consumed.items()):

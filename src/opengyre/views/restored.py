@@ -90,7 +90,7 @@ class Lines:
 
     def reason_of(self, line: Line) -> Reason | None:
         """Why what it sampled cannot be trained, whoever its execution is; None if it can."""
-        if turn_number(line.turn.turn) <= self.num_given_up_turns:
+        if 0 < self.num_given_up_turns >= turn_number(line.turn.turn):
             return Reason.RELAUNCHED
         if not line.turn.is_committed:
             return Reason.NOT_COMMITTED
@@ -107,7 +107,7 @@ class Lines:
         for line in self.all:
             reason = self.reason_of(line)
             if reason is not None and line.completion:
-                found[reason] += len(line.completion)
+                found[reason.value] += len(line.completion)
         return found
 
 

@@ -6,11 +6,14 @@ Invariant: reads run.db and token segments alone, and changes nothing.
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from opengyre.seams.records import TurnRecord
 from opengyre.store.journal import Row, open_for_reading, read_journal
 from opengyre.store.run_folder import RunFolder
-from opengyre.store.segments import SegmentReader
+from opengyre.store.segments import SegmentReader, segment_numbers
+from opengyre.views.check_accounts import AccountChecks
 from opengyre.views.check_control import (
     Boundaries,
     Coverage,
@@ -21,26 +24,43 @@ from opengyre.views.check_control import (
 )
 from opengyre.views.check_steps import ExactlyOnce
 from opengyre.views.check_tokens import TokenChecks
+from opengyre.views.check_verdicts import VerdictChecks
+from opengyre.views.consumed import consumed_by
 from opengyre.views.findings import CheckResult
 from opengyre.views.fold import Fold
+from opengyre.views.run_state import RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """The executions table: outcome and reward of each execution."""
+
+    outcomes: Mapping[str, str | None] = field(default_factory=dict)
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
 
 
 def verify_run(folder: RunFolder) -> list[CheckResult]:
-    """P1-P5, P8 and P10, in this order. Raises ConfigError, BoundaryError if unreadable."""
+    """P1-P5, P8 and P10-P12, in this order. Raises ConfigError, BoundaryError if unreadable."""
+    reader = SegmentReader(folder.tokens)
     return verify_rows(
-        read_journal(folder.db), SegmentReader(folder.tokens), recorded_outcomes(folder.db)
+        read_journal(folder.db),
+        reader,
+        recorded=read_recorded(folder.db),
+        headers=_headers(reader, folder.tokens),
     )
 
 
 def verify_rows(
     rows: Iterable[Row],
     reader: SegmentReader,
-    recorded: Mapping[str, str | None] | None = None,
+    *,
+    recorded: Recorded | None = None,
+    headers: Iterable[TurnRecord] = (),
 ) -> list[CheckResult]:
-    """The checks over `rows`; `recorded` is the executions table where there is one."""
+    """The checks over `rows`; `recorded` where there is a table; `headers` of all records."""
     fold, boundaries, steps = Fold(), Boundaries(), ExactlyOnce()
     checks: list[RowCheck] = [
-        OneOutcome(recorded),
+        OneOutcome(None if recorded is None else recorded.outcomes),
         Waterlevel(boundaries),
         Coverage(boundaries),
         TrainingPrefix(boundaries),
@@ -52,11 +72,27 @@ def verify_rows(
         boundaries.see(row, fold.state)
     results = [check.finish(fold.state) for check in checks]
     once = steps.finish(fold.state)
-    unbroken, exact = TokenChecks(reader).check(fold.state, steps.accepted())
-    return [*results, unbroken, once, exact]
+    consumed = consumed_by(steps.reports(), fold.state)
+    accounts = AccountChecks(fold.state, consumed)
+    unbroken, exact = TokenChecks(reader).check(fold.state, steps.accepted(), also=accounts.see)
+    ended = accounts.finish(_untold(headers, fold.state))
+    verdicts = VerdictChecks(None if recorded is None else recorded.rewards)
+    return [*results, unbroken, once, exact, ended, verdicts.check(fold.state, consumed)]
 
 
-def recorded_outcomes(path: Path) -> dict[str, str | None]:
-    """The executions table: execution -> outcome."""
+def read_recorded(path: Path) -> Recorded:
     with closing(open_for_reading(path)) as db:
-        return dict(db.execute("SELECT execution, outcome FROM executions").fetchall())
+        rows = db.execute("SELECT execution, outcome, reward FROM executions").fetchall()
+    return Recorded(
+        outcomes={row[0]: row[1] for row in rows}, rewards={row[0]: row[2] for row in rows}
+    )
+
+
+def _headers(reader: SegmentReader, tokens: Path) -> Iterable[TurnRecord]:
+    for segment in segment_numbers(tokens):
+        yield from reader.scan_headers(segment)
+
+
+def _untold(headers: Iterable[TurnRecord], state: RunState) -> list[TurnRecord]:
+    told = {(turn.ref.segment, turn.ref.offset_bytes) for turn in state.turns.values()}
+    return [one for one in headers if (one.ref.segment, one.ref.offset_bytes) not in told]
