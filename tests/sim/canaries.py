@@ -14,6 +14,7 @@ import msgspec
 
 from opengyre.control import commands as c
 from opengyre.control.facts import EngineReady, ExecutionClosed, Outcome
+from opengyre.control.groups import GroupBook
 from opengyre.gateway.continuation import Generation, Sampled
 from opengyre.gateway.recording import RecordQueue
 from opengyre.gateway.restoring import Earlier
@@ -269,6 +270,13 @@ def _routes_only_the_living(real: Any) -> Any:
     return set_routes
 
 
+def _forgets_to_filter(real: Any) -> Any:
+    def member_done(self: Any, group: Any, **told: Any) -> None:
+        real(self, group, **{**told, "is_filtering": False})
+
+    return member_done
+
+
 CANARIES: dict[str, Canary] = {
     "repeated token": Canary(
         words="a continued request starts one token too early",
@@ -395,6 +403,12 @@ CANARIES: dict[str, Canary] = {
         owner=Gateways,
         name="set_routes",
         make=_routes_only_the_living,
+    ),
+    "equal rewards": Canary(
+        words="a group without variance is trained though such groups are filtered",
+        owner=GroupBook,
+        name="member_done",
+        make=_forgets_to_filter,
     ),
     "old publication": Canary(
         words="a publication that ends late opens its engine though a newer version is due",

@@ -191,7 +191,9 @@ def _told(truth: Truth, fact: f.Fact) -> None:
             life = truth.executions[fact.execution]
             life.outcome, life.place = fact.outcome, None
         case f.VerdictGiven():
-            truth.executions[fact.execution].is_valid = fact.reward is not None
+            life = truth.executions[fact.execution]
+            life.is_valid = fact.reward is not None and fact.exclusion == ""
+            life.value = fact.reward if fact.shaped is None else fact.shaped
         case f.StopRequested():
             truth.stop = truth.stop or fact
         case f.CommandApplied():

@@ -15,7 +15,8 @@ ROUNDING_S = 1e-9
 
 @dataclass(slots=True, kw_only=True)
 class ExecutionLife:
-    """`is_valid` None: no last word of the grader yet. `place` None: queued, displaced or over."""
+    """`is_valid` None: no last word of the grader yet; `value` is what a valid one says. `place`
+    None: queued, displaced or over."""
 
     execution: ExecutionId
     group: GroupId | None
@@ -23,6 +24,7 @@ class ExecutionLife:
     place: EngineId | None = None
     outcome: f.Outcome | None = None
     is_valid: bool | None = None
+    value: float | None = None
     cancelled_s: float | None = None
 
     @property

@@ -7,12 +7,14 @@ Invariant: no number is kept; each is counted anew from the lives of the things 
 
 from collections import Counter
 from dataclasses import dataclass, field
+from statistics import pstdev
 
 from opengyre.control import commands as c
 from opengyre.control import facts as f
 from opengyre.control.cells import CellRole
 from opengyre.control.config import PolicyName, SchedulerConfig
 from opengyre.control.ids import EngineId, ExecutionId, GroupId
+from opengyre.trajectory.advantages import MIN_STD
 from tests.sim.control_lives import (
     Commit,
     EngineLife,
@@ -89,6 +91,11 @@ class Truth:
         num_valid = sum(bool(self.executions[member].is_valid) for member in group.members)
         return num_valid >= self.config.min_valid_members
 
+    def is_filtered(self, group: GroupLife) -> bool:
+        lives = [self.executions[member] for member in group.members]
+        values = [one.value for one in lives if one.is_valid and one.value is not None]
+        return self.config.filter_zero_variance and pstdev(values) < MIN_STD
+
     def state(self, group: GroupLife) -> str:
         if group.consumed_by is not None:
             return "consumed"
@@ -98,7 +105,9 @@ class Truth:
             return "dropped"
         if not self.has_ended(group):
             return "live"
-        return "ready" if self.is_trainable(group) else "void"
+        if not self.is_trainable(group):
+            return "void"
+        return "filtered" if self.is_filtered(group) else "ready"
 
     def of_state(self, *states: str) -> list[GroupLife]:
         return [one for one in self.groups.values() if self.state(one) in states]

@@ -3,6 +3,9 @@
 Owns: the number to dispatch, the order of groups, who may overtake. Must not know: plans, views.
 """
 
+from fractions import Fraction
+from math import ceil
+
 from opengyre.control.config import Overdue
 from opengyre.control.ids import GroupId
 from tests.sim.control_lives import GroupLife
@@ -12,8 +15,8 @@ from tests.sim.control_model import Truth
 def num_to_dispatch(truth: Truth, num_steps_left: int) -> int:
     """Rule 3."""
     config = truth.config
-    wanted = (config.run_ahead + config.steps_per_burst) * config.groups_per_step
-    wanted = min(wanted, num_steps_left * config.groups_per_step)
+    num_steps = min(config.run_ahead + config.steps_per_burst, num_steps_left)
+    wanted = ceil(Fraction(str(config.oversample)) * num_steps * config.groups_per_step)
     return max(0, wanted - len(truth.outstanding))
 
 

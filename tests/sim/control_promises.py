@@ -70,6 +70,7 @@ def _check_groups(truth: Truth, view: SchedulerView) -> None:
         "assigned": view.num_assigned,
         "consumed": view.num_consumed,
         "void": view.num_void,
+        "filtered": view.num_filtered,
         "dropped": view.num_dropped,
     }
     assert {state: num for state, num in shown.items() if num} == dict(states), f"{shown}"

@@ -304,15 +304,29 @@ class Shell:
             self.ungraded.append(execution)
         self.tell(f.ExecutionClosed(execution=execution, outcome=outcome))
 
-    def grade(self, execution: ExecutionId, *, has_verdict: bool) -> None:
+    def grade(
+        self,
+        execution: ExecutionId,
+        *,
+        has_verdict: bool,
+        shaped: float | None = None,
+        exclusion: str = "",
+    ) -> None:
         """Also before the close: the grader may be quicker than the exit notice."""
         if execution in self.ungraded:
             self.ungraded.remove(execution)
         reward = 1.0 if has_verdict else None
         fact = f.VerdictGiven(
-            execution=execution, reward=reward, reason="", num_trainable_tokens=int(has_verdict)
+            execution=execution,
+            reward=reward,
+            reason="",
+            num_trainable_tokens=int(has_verdict),
+            shaped=shaped,
+            exclusion=exclusion,
         )
+        filtered = self.last_view.num_filtered
         self.tell(fact)
+        self.done["filtered"] += self.last_view.num_filtered - filtered
 
     def can_claim(self) -> bool:
         stream = self.stream
@@ -413,7 +427,8 @@ class Shell:
             case "claim":
                 self.claim(member=number)
             case "grade":
-                self.grade(self.ungraded[number % len(self.ungraded)], has_verdict=is_valid)
+                one = self.ungraded[number % len(self.ungraded)]
+                self.grade(one, has_verdict=is_valid, shaped=varied(one))
             case "close":
                 self.close(self.running[number % len(self.running)], f.Outcome.COMPLETED)
             case "start":
@@ -435,6 +450,11 @@ class Shell:
     @property
     def is_ending(self) -> bool:
         return self.view.phase in (Phase.ENDING, Phase.ENDED)
+
+
+def varied(execution: ExecutionId) -> float:
+    """Another value for each member of a small group."""
+    return 0.25 * (int(execution[1:]) % 4)
 
 
 def _line(command: c.AnyCommand) -> str:

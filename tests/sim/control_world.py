@@ -23,7 +23,8 @@ from opengyre.control.view import SchedulerView
 
 @dataclass(frozen=True, kw_only=True)
 class Weather:
-    """Rates are probabilities per command or per execution; times are seconds."""
+    """Rates are probabilities per command or per execution; times are seconds. `flat_rate` is the
+    share of groups whose values are equal, `excluded_rate` that of verdicts that do not count."""
 
     seed: int = 0
     answer_s: float = 0.2
@@ -33,6 +34,8 @@ class Weather:
     fail_rate: float = 0.0
     void_rate: float = 0.0
     no_verdict_rate: float = 0.05
+    flat_rate: float = 0.0
+    excluded_rate: float = 0.0
     untrainable_rate: float = 0.0
     deaths: int = 0
     restart_s: float = 5.0
@@ -83,6 +86,8 @@ class World:
         self.end: c.EndRun | None = None
         self.version_by_group: dict[GroupId, int] = {}
         self.members_by_group: dict[GroupId, tuple[ExecutionId, ...]] = {}
+        self.group_by_member: dict[ExecutionId, GroupId] = {}
+        self.verdicts: dict[ExecutionId, f.VerdictGiven] = {}
         self.launched: set[ExecutionId] = set()
         self.closed: dict[ExecutionId, f.Outcome] = {}
         self.place: dict[ExecutionId, EngineId] = {}
@@ -237,6 +242,9 @@ class World:
             return
         self.num_dispatched += sum(len(members) for _, members in command.groups)
         self.members_by_group.update(command.groups)
+        self.group_by_member.update(
+            (member, group) for group, members in command.groups for member in members
+        )
         self.version_by_group.update({group: command.version for group, _ in command.groups})
 
     def _offer(self, command: c.Offer) -> None:
@@ -311,8 +319,27 @@ class World:
             reward=1.0 if has_verdict else None,
             reason="",
             num_trainable_tokens=5 if has_verdict else 0,
+            **self._value_of(execution),
         )
+        self.verdicts[execution] = verdict
         self.at(self._delay_s(0.3), lambda: self.tell(verdict))
+
+    def _value_of(self, execution: ExecutionId) -> dict[str, float | str | None]:
+        """Drawn apart, so that a world without these rates is what it was."""
+        group, rates = self.group_by_member.get(execution), self.weather
+        is_flat = random.Random(f"{rates.seed} {group}").random() < rates.flat_rate
+        is_out = random.Random(f"{rates.seed} {execution}").random() < rates.excluded_rate
+        shaped = None if is_flat else float(execution[1:])
+        return {"shaped": shaped, "exclusion": "truncated" if is_out else ""}
+
+    def is_flat(self, group: GroupId) -> bool:
+        """From the verdicts alone: enough of them count, and what they say does not differ."""
+        if not self.config.filter_zero_variance:
+            return False
+        told = [self.verdicts.get(member) for member in self.members_by_group[group]]
+        counting = [one for one in told if one and one.reward is not None and not one.exclusion]
+        values = {one.reward if one.shaped is None else one.shaped for one in counting}
+        return len(values) == 1 and len(counting) >= self.config.min_valid_members
 
     def _answer(self, command: c.AnyCommand) -> None:
         self.tell(f.CommandApplied(command_id=command.command_id))
@@ -478,6 +505,7 @@ class World:
         for group in groups:
             age = step.version - self.version_by_group[group]
             assert 0 <= age <= self.config.staleness_bound, (group, age)
+            assert not self.is_flat(group), f"{group} is trained without variance"
         self.consumed[step.step] = groups
         is_update = bool(groups) and self.rng.random() >= self.weather.untrainable_rate
         self.tell(f.StepCommitted(step=step.step, version=step.version + is_update))
@@ -554,5 +582,5 @@ class World:
         consumed = [group for groups in self.consumed.values() for group in groups]
         assert len(consumed) == len(set(consumed)), "a group was consumed twice"
         num = view.num_live + view.num_ready + view.num_assigned
-        num += view.num_void + view.num_consumed + view.num_dropped
+        num += view.num_void + view.num_filtered + view.num_consumed + view.num_dropped
         assert num == len(self.members_by_group)

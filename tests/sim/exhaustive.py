@@ -253,5 +253,6 @@ def picture(view: SchedulerView) -> tuple[object, ...]:
     """What can be seen of a state without a name in it."""
     engines = tuple((one.state, one.num_used, one.verified_version) for one in view.engines)
     groups = (view.num_live, view.num_ready, view.num_assigned, view.num_void, view.num_consumed)
+    ended = (view.num_filtered, view.num_dropped)
     step = (view.step, view.step_state, view.steps_done, view.version, view.published_version)
-    return (view.phase, view.role_by_cell, engines, view.num_queued, groups, step)
+    return (view.phase, view.role_by_cell, engines, view.num_queued, groups, ended, step)

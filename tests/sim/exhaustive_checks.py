@@ -4,6 +4,9 @@ Owns: P1-P4, P6-P8 in the form in which they are checked after each event. Must 
 states are found or folded, the scheduler's inside beyond what it has pending.
 """
 
+from fractions import Fraction
+from math import ceil
+
 from opengyre.control import commands as c
 from opengyre.control.bursts import Phase
 from opengyre.control.cells import CellRole, EngineState
@@ -42,7 +45,8 @@ def _check_dispatch(view: SchedulerView, command: c.DispatchGroups, shape: Shape
     """Rule 3."""
     config = shape.config
     ahead = min(config.run_ahead + config.steps_per_burst, config.num_steps - view.steps_done)
-    assert view.num_live + view.num_ready + view.num_assigned <= ahead * config.groups_per_step
+    most = ceil(Fraction(str(config.oversample)) * ahead * config.groups_per_step)
+    assert view.num_live + view.num_ready + view.num_assigned <= most
     assert command.version == view.version == view.published_version
     assert view.phase is Phase.RUNNING
 
@@ -87,7 +91,7 @@ def _check_counts(view: SchedulerView, world: World) -> None:
     assert sum(one.num_used for one in view.engines) + view.num_queued + view.num_displaced == w
     assert w == view.num_queued + len(world.route)
     num = view.num_live + view.num_ready + view.num_assigned
-    num += view.num_void + view.num_consumed + view.num_dropped
+    num += view.num_void + view.num_filtered + view.num_consumed + view.num_dropped
     assert num == len(world.version_by_group), "a group is in no state, or in two"
 
 

@@ -91,6 +91,8 @@ MEANINGLESS: dict[tuple[str, str], Callable[[Any], bool]] = {
     ("Engine", "due_version"): lambda one: one.state is EngineState.ABSENT,
     ("Group", "num_valid"): lambda one: one.state is not GroupState.LIVE,
     ("Group", "num_open"): lambda one: one.state is not GroupState.LIVE,
+    ("Group", "lowest"): lambda one: one.state is not GroupState.LIVE,
+    ("Group", "highest"): lambda one: one.state is not GroupState.LIVE,
 }
 
 

@@ -12,8 +12,8 @@ Which orders are left out, and why nothing is lost by it:
 - A command that makes an engine suspect when it fails has one kind of failure: failed, unknown
   and unknown-but-done all end in the fence of that engine within the same plan.
 - The verdict of an execution that does not close last in its group is given as it closes. Until
-  the last one of a group it changes two numbers of the group which no rule reads; and which
-  verdict of a group comes last makes no difference, as only the number of valid ones counts. So
+  the last one of a group it changes numbers of the group which no rule reads; and which verdict
+  of a group comes last makes no difference, as only their number and their bounds count. So
   every run has its equal among those explored, with the same group ready or void at the same
   moment. After the run began to end, verdicts are left out: no group is offered any more.
 - Time stands still between events and passes to the scheduler's next wake-up only; with no time
@@ -35,6 +35,7 @@ from opengyre.control.view import SchedulerView
 
 Event = tuple[str | int | bool, ...]
 
+ODD = "odd"
 LOOSE = (c.Reroute, c.AbandonStep, c.DropMember)
 LIMITED = (c.Publish, c.Admit)
 SUSPECT = (c.OpenDoor, c.Publish, c.LeaveTraining, c.OpenStep, c.CloseStep, c.Expose, c.Checkpoint)
@@ -44,6 +45,7 @@ STEADFAST = (c.AbandonStep,)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """`losable` engines may die, `num_losses` deaths in all; `num_nones` verdicts may be none;
+    `num_odds` may say something else than all others, so that their groups are not filtered;
     `num_faults` commands may fail, be unknown or be answered too late; `num_empties` steps may
     have nothing to train on. With `is_started` the search begins at the first dispatch, with
     every door open; else at nothing, and the engines come up in every order. With
@@ -54,6 +56,7 @@ class Shape:
     losable: tuple[EngineId, ...] = ()
     num_losses: int = 0
     num_nones: int = 0
+    num_odds: int = 0
     num_faults: int = 0
     num_empties: int = 0
     is_started: bool = True
@@ -112,6 +115,7 @@ class World:
     published_version: int = 0
     num_losses: int = 0
     num_nones: int = 0
+    num_odds: int = 0
     num_faults: int = 0
     num_empties: int = 0
     had_loss: bool = False
@@ -132,6 +136,7 @@ def new_world(shape: Shape) -> World:
         },
         num_losses=shape.num_losses,
         num_nones=shape.num_nones,
+        num_odds=shape.num_odds,
         num_faults=shape.num_faults,
         num_empties=shape.num_empties,
     )
@@ -196,15 +201,21 @@ def _of_executions(world: World, shape: Shape) -> Iterator[Event]:
         if is_last or shape.has_late_verdicts:
             yield ("close", execution)
             continue
-        yield ("close", execution, True)
-        if world.num_nones > 0:
-            yield ("close", execution, False)
+        for says in _verdicts(world):
+            yield ("close", execution, says)
     if world.is_ending:
         return
     for execution in world.ungraded:
-        yield ("verdict", execution, True)
-        if world.num_nones > 0:
-            yield ("verdict", execution, False)
+        for says in _verdicts(world):
+            yield ("verdict", execution, says)
+
+
+def _verdicts(world: World) -> Iterator[bool | str]:
+    yield True
+    if world.num_nones > 0:
+        yield False
+    if world.num_odds > 0:
+        yield ODD
 
 
 def _of_stream(world: World) -> Iterator[Event]:
@@ -281,7 +292,7 @@ def _of_execution(world: World, event: Event) -> list[f.Fact]:
     kind, execution = str(event[0]), ExecutionId(str(event[1]))
     if kind == "verdict":
         del world.ungraded[execution]
-        return [_verdict(world, execution, is_valid=bool(event[2]))]
+        return [_verdict(world, execution, event[2])]
     del world.route[execution]
     world.num_open_by_group[world.group_of[execution]] -= 1
     world.num_closed += 1
@@ -296,7 +307,7 @@ def _of_execution(world: World, event: Event) -> list[f.Fact]:
     outcome = f.Outcome.CANCELLED if is_cancelled else f.Outcome.COMPLETED
     facts.append(f.ExecutionClosed(execution=execution, outcome=outcome))
     if len(event) > 2:
-        facts.append(_verdict(world, execution, is_valid=bool(event[2])))
+        facts.append(_verdict(world, execution, event[2]))
     elif is_cancelled:
         facts.append(_verdict_fact(execution, is_valid=False))
     else:
@@ -304,17 +315,22 @@ def _of_execution(world: World, event: Event) -> list[f.Fact]:
     return facts
 
 
-def _verdict(world: World, execution: ExecutionId, *, is_valid: bool) -> f.VerdictGiven:
-    world.num_nones -= not is_valid
-    return _verdict_fact(execution, is_valid=is_valid)
+def _verdict(world: World, execution: ExecutionId, says: str | int | bool) -> f.VerdictGiven:
+    world.num_nones -= says is False
+    world.num_odds -= says == ODD
+    shaped = 0.5 if says == ODD else None
+    return _verdict_fact(execution, is_valid=bool(says), shaped=shaped)
 
 
-def _verdict_fact(execution: ExecutionId, *, is_valid: bool) -> f.VerdictGiven:
+def _verdict_fact(
+    execution: ExecutionId, *, is_valid: bool, shaped: float | None = None
+) -> f.VerdictGiven:
     return f.VerdictGiven(
         execution=execution,
         reward=1.0 if is_valid else None,
         reason="",
         num_trainable_tokens=5 * is_valid,
+        shaped=shaped,
     )
 
 

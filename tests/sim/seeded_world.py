@@ -166,7 +166,7 @@ class SeededWorld:
         self.checks = RowChecks(self.wrong)
         self.disk = Disk()
         self.mean_s = dict(MEAN_S)
-        self.shape = Shape.draw(self.rng)
+        self.shape = Shape.draw(self.rng, seed)
         beside = Random(f"gateways/{seed}")
         self.num_gateways = beside.choice([1, 1, 2])
         self.config = run_config(self.shape, num_gateways=self.num_gateways)

@@ -121,6 +121,28 @@ CASES = (
         num_empties=1,
     ),
     case(
+        "groups are filtered, half of them more than steps take",
+        make_config(filter_zero_variance=True, oversample=1.5),
+        1_400,
+        *("CloseStep", "Cancel", "commit"),
+        num_odds=1,
+    ),
+    case(
+        "groups are filtered, twice as many as steps take, a boundary after each",
+        make_config(steps_per_burst=1, filter_zero_variance=True, oversample=2.0),
+        4_000,
+        *("Publish", "Cancel", "commit"),
+        num_odds=1,
+    ),
+    case(
+        "groups are filtered, run-ahead over two bursts, oversampled",
+        two_bursts(filter_zero_variance=True, oversample=1.5),
+        6_000,
+        *("Publish", "LeaveTraining", "Cancel", "commit"),
+        num_odds=1,
+        is_slow=True,
+    ),
+    case(
         "two bursts without a standalone engine, one void group, one loss",
         two_bursts(num_standalone=0),
         17_000,

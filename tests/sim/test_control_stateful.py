@@ -4,7 +4,9 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
+from math import ceil
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -23,13 +25,14 @@ from opengyre.control.config import EngineSpec, Overdue, PolicyName, SchedulerCo
 from opengyre.control.ids import ExecutionId, cell_engine_id, standalone_engine_id
 from tests.sim.control_lives import ROUNDING_S
 from tests.sim.control_model import Truth
-from tests.sim.control_shell import FATAL, NEVER_FAILS, Process, Shell
+from tests.sim.control_shell import FATAL, NEVER_FAILS, Process, Shell, varied
 
 WHO = ("core", "member", "serving")
 RARELY = [False, False, False, True]
 POLICIES = (PolicyName.ELASTIC,) * 4 + (PolicyName.COLOCATE, PolicyName.ASYNC)
 UNTRUE = ("answer", "outcome", "verdict", "ready", "lost", "step")
 
+VALUES = st.sampled_from([None, 0.0, 1.0, 1.0 + 1e-9])
 numbers = st.integers(0, 7)
 some_time_s = st.sampled_from([0.25, 1.0, 5.0, 21.0])
 MAX_MOVES = 6000
@@ -46,6 +49,10 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
     group_size, phi = draw(st.integers(1, 3)), draw(st.integers(0, 2))
     mu = draw(st.sampled_from([2, 1, 3]))
     is_tight = draw(st.booleans())
+    oversample = draw(st.sampled_from(["1", "1", "1.1", "1.5", "2.7"]))
+    groups_per_step = draw(st.integers(1, 3))
+    num_ahead = ceil(Fraction(oversample) * (phi + mu) * groups_per_step)
+    strict = ceil(Fraction(num_ahead, groups_per_step)) - 1
     policy = draw(st.sampled_from(POLICIES if len(names) > 1 else POLICIES[:-1]))
     most = min(num_cells, len(names) - 1)
     return SchedulerConfig(
@@ -56,14 +63,16 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         ),
         num_steps=draw(st.integers(3, 8)),
         group_size=group_size,
-        groups_per_step=draw(st.integers(1, 3)),
+        groups_per_step=groups_per_step,
         steps_per_burst=mu,
         run_ahead=phi,
         supply_fraction=draw(st.sampled_from([0.125, 0.34, 0.5])),
         supply_hold_s=draw(st.sampled_from([0.0, 0.5])),
         min_valid_members=draw(st.integers(1, group_size)),
         max_void_in_a_row=1000,
-        max_staleness=phi + mu - 1 if is_tight else None,
+        oversample=float(oversample),
+        filter_zero_variance=group_size > 1 and draw(st.booleans()),
+        max_staleness=strict if is_tight else None,
         overdue=draw(st.sampled_from(list(Overdue))),
         policy=policy,
         num_training_cells=draw(st.integers(1, most)) if policy is PolicyName.ASYNC else 0,
@@ -144,17 +153,21 @@ class ControlMachine(RuleBasedStateMachine):
         if running:
             self.make(partial(self.it.close, running[number % len(running)], outcome))
 
-    @rule(number=numbers, has_verdict=st.booleans(), is_early=st.booleans())
-    def grade_one(self, number: int, has_verdict: bool, is_early: bool) -> None:
+    @rule(number=numbers, value=VALUES, is_early=st.booleans(), is_out=st.booleans())
+    def grade_one(self, number: int, value: float | None, is_early: bool, is_out: bool) -> None:
+        """The value may be given as shaped; a member with a verdict may take no part."""
         lives = self.it.truth.executions
         early = [one for one in self.it.running if lives[one].is_valid is None]
         some = early if is_early else self.it.ungraded
         if some:
             one = some[number % len(some)]
-            self.make(partial(self.it.grade, one, has_verdict=has_verdict))
+            exclusion = "truncated" if is_out and number == 0 else ""
+            has_verdict = value is not None
+            grade = partial(self.it.grade, one, has_verdict=has_verdict, exclusion=exclusion)
+            self.make(partial(grade, shaped=value))
 
-    @rule(number=numbers)
-    def finish_a_group(self, number: int) -> None:
+    @rule(number=numbers, is_flat=st.booleans())
+    def finish_a_group(self, number: int, is_flat: bool) -> None:
         live = self.it.truth.of_state("live")
         if not live:
             return
@@ -162,7 +175,8 @@ class ControlMachine(RuleBasedStateMachine):
             if one in self.it.running:
                 self.make(partial(self.it.close, one, f.Outcome.COMPLETED))
             if one in self.it.ungraded:
-                self.make(partial(self.it.grade, one, has_verdict=True))
+                shaped = None if is_flat else varied(one)
+                self.make(partial(self.it.grade, one, has_verdict=True, shaped=shaped))
 
     @rule(which=numbers, member=numbers)
     def claim(self, which: int, member: int) -> None:
@@ -260,6 +274,8 @@ class ControlMachine(RuleBasedStateMachine):
         DEPTHS["untrue facts"] += self.it.num_refused
         DEPTHS["runs"] += 1
         DEPTHS[f"runs under {self.it.config.policy.value}"] += 1
+        DEPTHS["runs that filter"] += self.it.config.filter_zero_variance
+        DEPTHS["runs that oversample"] += self.it.config.oversample > 1
         DEPTHS["runs without streaming"] += not self.it.config.is_streaming
         DEPTHS["runs trained to the last step"] += not end.failed and self.it.truth.stop is None
 
@@ -383,6 +399,9 @@ def check_depths(*, num_runs: int) -> None:
         "AbandonStep": num_runs // 20,
         "DropMember": num_runs // 20,
         "redo": num_runs // 20,
+        "filtered": num_runs // 20,
+        "runs that filter": num_runs // 20,
+        "runs that oversample": num_runs // 20,
         "Cancel": 1,
         "recall": num_runs // 500,
         "returned": num_runs // 500,

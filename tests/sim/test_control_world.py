@@ -49,6 +49,7 @@ STORMS = {
     "engines die and some stay away": Weather(deaths=5, never_restarts_rate=0.4),
     "publications are slow": Weather(slow_publish_rate=0.3),
     "steps without trainable tokens": Weather(untrainable_rate=0.4),
+    "groups without variance": Weather(flat_rate=0.4, excluded_rate=0.1),
     "everything at once": Weather(
         void_rate=0.7,
         doubled_rate=0.1,
@@ -57,8 +58,18 @@ STORMS = {
         never_restarts_rate=0.2,
         slow_publish_rate=0.2,
         untrainable_rate=0.2,
+        flat_rate=0.3,
+        excluded_rate=0.1,
     ),
 }
+
+
+SIEVES = (
+    {"filter_zero_variance": True, "oversample": 1.5},
+    {},
+    {"filter_zero_variance": True, "oversample": 2.25},
+    {"oversample": 1.1},
+)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -77,6 +88,7 @@ def test_a_storm_breaks_no_promise_and_the_run_ends(name: str, seed: int) -> Non
         "recall_after_s": 20.0,
         "lost_deadline_s": 300.0,
         "max_core_losses": 50,
+        **SIEVES[seed % len(SIEVES)],
     }
     world = World(make_config(**shape), replace(STORMS[name], seed=seed))
     world.run()
@@ -147,3 +159,48 @@ def test_long_outages_recall_satellites_and_the_core_and_every_step_is_still_tra
             if "is recalled" in command.reason:
                 recalled.add(type(command).__name__)
     assert recalled == {"AbandonStep", "DropMember", "Checkpoint"}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_filtered_groups_are_counted_from_the_verdicts_and_never_trained(seed: int) -> None:
+    sieve = {"filter_zero_variance": True, "oversample": 2.0, "slots": 24}
+    world = World(make_config(**sieve), Weather(seed=seed, flat_rate=0.4, excluded_rate=0.1))
+    assert not world.run().failed
+    view = world.scheduler.snapshot()
+    assert view.num_filtered == sum(map(world.is_flat, world.members_by_group)) > 0
+    assert view.steps_done == 6
+    consumed = {group for groups in world.consumed.values() for group in groups}
+    assert not any(map(world.is_flat, consumed))
+
+
+@pytest.mark.parametrize("oversample", [1.3, 2.0, 3.5])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_least_bound_is_kept_when_nothing_is_filtered_and_groups_pile_up(
+    seed: int, oversample: float
+) -> None:
+    """The world asserts the age of each consumed group; none is dropped, some reach the bound."""
+    config = make_config(num_steps=12, run_ahead=1, oversample=oversample, slots=40)
+    config = replace(config, max_staleness=config.least_staleness)
+    world = World(config, Weather(seed=seed, straggler_rate=0.05, no_verdict_rate=0.0))
+    assert not world.run().failed
+    view = world.scheduler.snapshot()
+    assert (view.steps_done, view.num_short_steps, view.num_dropped) == (12, 0, 0)
+    assert view.num_consumed == 48
+    oldest = max(
+        step - 1 - world.version_by_group[group]
+        for step, groups in world.consumed.items()
+        for group in groups
+    )
+    assert oldest == config.least_staleness
+
+
+def test_surplus_groups_at_the_end_are_no_sign_of_trouble() -> None:
+    """More of them are cut off than void groups in a row would stop the run."""
+    config = make_config(oversample=4.0, num_steps=2, max_void_in_a_row=3, slots=20)
+    world = World(config, Weather(seed=1, no_verdict_rate=0.0))
+    assert not world.run().failed
+    view = world.scheduler.snapshot()
+    assert (view.steps_done, view.num_consumed) == (2, 8)
+    surplus = view.num_ready + view.num_void + view.num_live
+    assert surplus == len(world.members_by_group) - 8
+    assert view.num_void > 3
