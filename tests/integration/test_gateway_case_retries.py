@@ -309,7 +309,7 @@ def test_case_08_a_grown_history_is_gone_on_from_for_many_turns(
             assert "Two." in kept
             assert ("Both now." in kept) == (last != "thinking")
             assert (FIRST in kept) == (last == "a call")
-            assert grown.header.fork_reason.startswith("whole parts")
+            assert grown.header.fork_reason == ForkReason.KEPT_PARTS
             assert [record.header.fork_reason for record in later] == ["", ""]
             (path,), account = case.paths()
             assert len(path.turns) == 3

@@ -135,7 +135,7 @@ def test_arguments_of_another_meaning_fork_with_a_reason_and_keep_both_turns() -
             await rig.gateway.close_session("e000001")
             one, two, three = rig.told
             assert (one.fork_reason, three.fork_reason) == ("", "")
-            assert "not ours" in two.fork_reason
+            assert two.fork_reason == ForkReason.REWRITTEN_TURN
             assert three.parent == one.turn
             assert 0 < two.num_kept_tokens < one.num_new_prompt_tokens + one.num_completion_tokens
 

@@ -134,7 +134,7 @@ def test_case_03_arguments_of_another_meaning_fork_with_a_reason_and_keep_both_t
             await rig.gateway.close_session("e000001")
             one, two, three = rig.told
             assert (one.fork_reason, three.fork_reason) == ("", "")
-            assert "not ours" in two.fork_reason
+            assert two.fork_reason == ForkReason.REWRITTEN_TURN
             assert three.parent == one.turn
             assert three.num_kept_tokens == one.num_new_prompt_tokens + one.num_completion_tokens
             assert two.num_kept_tokens < three.num_kept_tokens

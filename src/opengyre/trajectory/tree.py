@@ -177,7 +177,7 @@ class Tree:
             parent = self._by_attempt.get((turn.parent, turn.parent_attempt))
         is_there = parent is not None and parent.launch == turn.launch
         if parent is None or not is_there or not 0 <= num_kept <= parent.end:
-            what = f"keeps {num_kept} tokens of {turn.parent or 'no turn'} that are not there"
+            what = f"keeps tokens of {turn.parent or 'no turn'} that are not there"
             raise BrokenRecordError(f"{turn.turn} {what}")
         return parent
 
