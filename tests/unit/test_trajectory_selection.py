@@ -218,6 +218,16 @@ def test_an_answer_without_tokens_is_no_leaf() -> None:
     assert ways(grown(ROOT, turn(2, 0, parent=1, kept=5))) == {"e1.t1": [(2, 5)]}
 
 
+@pytest.mark.parametrize("between", [replace(NEXT, role=Role.SIDE), turn(2, 0, parent=1, kept=5)])
+def test_an_answer_that_is_kept_whole_past_a_call_of_which_nothing_is_kept_is_no_leaf(
+    between: TurnTokens,
+) -> None:
+    tree = grown(ROOT, between, turn(3, 3, parent=2, kept=5))
+    for seed in range(20):
+        (path,) = drawn(tree, UNCAPPED, seed).paths
+        assert (path.leaf.turn, path.trained) == ("e1.t3", ((2, 5), (7, 10)))
+
+
 def test_an_untrained_call_between_two_trained_ones_is_context() -> None:
     side = replace(NEXT, role=Role.SIDE)
     tree = grown(ROOT, side, turn(3, 3, parent=2, kept=10))

@@ -1,7 +1,7 @@
 """A random harness before a real gateway session, and what its engines were truly given.
 
-Must not know how a tree is built. The parent of a call is told to the processor by its turn's
-name; the truth goes by the very turn object that the session attached it to.
+Must not know how a tree is built. The parent of a call is told to the processor by its name; the
+truth goes by the very turn object that the session attached it to.
 """
 
 import json
@@ -97,6 +97,7 @@ class Talks:
             turn=attempt.turn,
             attempt=attempt.attempt,
             parent=place.parent.turn if place.parent else "",
+            parent_attempt=place.parent.attempt if place.parent else None,
             fork_reason=place.fork_reason,
             role=Role(attempt.incoming.role),
             is_committed=is_committed,
@@ -123,9 +124,17 @@ class Talks:
         if not is_lost:
             asked.talk.messages = (*asked.messages, message, self.user())
             return
+        self.ask_again(asked, message, is_told=is_told)
+
+    def ask_again(self, asked: Asked, message: Message, *, is_told: bool) -> None:
+        """If it was told after all, another part of the harness may go on from it."""
+        assert asked.talk is not None
         if is_told:
             self.session.expect_retry(asked.attempt)
         self.ask(asked.messages, asked.talk.role, asked.talk)
+        if is_told and self.rng.random() < 0.5:
+            history = (*asked.messages, message, self.user())
+            self.talks.append(Talk(role=asked.talk.role, messages=history))
 
     def act(self) -> None:
         acts = [self.go_on, self.rewrite, self.rethink, self.compact, self.spawn, self.side]

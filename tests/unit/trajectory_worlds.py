@@ -149,15 +149,21 @@ class World:
         return replace(following, **changes)  # type: ignore[arg-type]
 
     def tell(self, record: TurnTokens, above: Seen | None) -> Seen:
-        """The record is durable. It names any turn of the line that has what it keeps."""
+        """The record is durable. It names any turn of the line that has what it keeps, and of it
+        the attempt, unless the one that stands is meant."""
         while (
             above
             and record.num_kept_tokens <= above.record.num_kept_tokens
-            and (above.above is None or self.stands(above.above))
             and self.rng.random() < 0.7
         ):
             above = above.above
-        seen = seen_of(replace(record, parent=above.record.turn if above else ""), above)
+        is_named = above is not None and (not self.stands(above) or self.rng.random() < 0.5)
+        named = replace(
+            record,
+            parent=above.record.turn if above else "",
+            parent_attempt=above.record.attempt if above and is_named else None,
+        )
+        seen = seen_of(named, above)
         self.seen.append(seen)
         if record.is_committed:
             self.standing[record.turn] = seen
@@ -204,8 +210,7 @@ class World:
         """The client never had the answer that was told, and asks again."""
         line, at = [], agent.last
         while at is not None:
-            is_named = at.above is None or self.stands(at.above)
-            line += [at] if is_named and self.stands(at) else []
+            line += [at] if self.stands(at) else []
             at = at.above
         if not line:
             return
@@ -215,7 +220,7 @@ class World:
         record = self.again(old.record, is_committed=is_committed)
         new = self.tell(replace(record, attempt=max(tried) + 1), old.above)
         for one in self.agents:
-            if is_committed and one.last is old:
+            if is_committed and one.last is old and self.rng.random() < 0.7:
                 one.last = new
 
     def drop(self, agent: Agent) -> None:
