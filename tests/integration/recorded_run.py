@@ -8,10 +8,12 @@ import asyncio
 import itertools
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import msgspec
 
 from opengyre.control import commands as c
 from opengyre.control import facts as f
@@ -30,7 +32,8 @@ C0, C1, S0 = EngineId("c0"), EngineId("c1"), EngineId("s0")
 class Tape:
     """Collects rows; each advances the time by 0.1 s."""
 
-    def __init__(self, tokens: Path) -> None:
+    def __init__(self, tokens: Path, write: "Callable[[Tape], None] | None" = None) -> None:
+        self._write = write_rows if write is None else write
         self.rows: list[Row] = []
         self.paths: dict[str, seen.PathDigest] = {}
         self.rewards: dict[str, float | None] = {}
@@ -42,7 +45,7 @@ class Tape:
     def write_all(self) -> None:
         async def write() -> None:
             self._writer = SegmentWriter(self._tokens)
-            write_rows(self)
+            self._write(self)
             await self._writer.close()
 
         asyncio.run(write())
@@ -75,7 +78,6 @@ class Tape:
         last_version: int = 0,
     ) -> None:
         """A turn of 3 new prompt ids and 6 sampled ones, cut at each of `cuts`."""
-        assert self._writer is not None
         number = int(name[1:7]) * 100 + int(name.partition(".t")[2]) * 10
         prompt, completion = [number, number + 1, number + 2], [number + n for n in range(3, 9)]
         edges = [0, *cuts, 6]
@@ -109,7 +111,7 @@ class Tape:
             "held_s": 0.0,
             "num_continuations": len(cuts),
         }
-        ref = self._writer.append(
+        self.append(
             TokenRecord(
                 header=TurnRecord(ref=NOWHERE, **fields),
                 new_prompt_ids=prompt,
@@ -118,9 +120,14 @@ class Tape:
                 request_delta=b"{}",
             )
         )
-        self.tell(seen.TurnRecorded(turn=TurnRecord(ref=ref, **fields)))
         self._ids[name] = [*kept, *prompt, *completion]
         self._remember_path(name, parent)
+
+    def append(self, record: TokenRecord) -> None:
+        """Write a record and tell of it."""
+        assert self._writer is not None
+        ref = self._writer.append(record)
+        self.tell(seen.TurnRecorded(turn=msgspec.structs.replace(record.header, ref=ref)))
 
     def _remember_path(self, name: str, parent: str) -> None:
         """What training this turn and the one before would be told as."""

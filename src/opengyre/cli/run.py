@@ -12,6 +12,7 @@ import typer
 
 from opengyre.cli.errors import ExitCode, GyreGroup
 from opengyre.cli.run_export import export
+from opengyre.cli.run_inspect import inspect
 
 run_app = typer.Typer(
     cls=GyreGroup,
@@ -19,6 +20,7 @@ run_app = typer.Typer(
     help="Look at a run: what happened, whether its promises were kept, and its picture.",
 )
 run_app.command(name="export")(export)
+run_app.command(name="inspect")(inspect)
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -61,7 +63,7 @@ def report(
 
 @run_app.command()
 def verify(run: RunPath, as_json: AsJson = False) -> None:
-    """Check promises P1-P5, P8 and P10 from the journal and token segments; exit 1 if broken."""
+    """Check promises P1-P5, P8, P10-P12 from journal and token segments; exit 1 if broken."""
     from dataclasses import asdict
 
     from opengyre.store.run_folder import open_run_folder
@@ -76,29 +78,6 @@ def verify(run: RunPath, as_json: AsJson = False) -> None:
             _print_lines([f"      {text}" for text in (*one.problems, *one.notes)])
     if not all(one.is_kept for one in results):
         raise typer.Exit(ExitCode.FAILED)
-
-
-@run_app.command()
-def inspect(
-    run: RunPath,
-    execution: Annotated[str, typer.Argument(metavar="EXECUTION", help="like e000123")],
-    as_json: AsJson = False,
-) -> None:
-    """Print one execution and the table of its turns."""
-    from opengyre.seams.errors import ConfigError
-    from opengyre.views.tables import execution_fields, table, turn_cells, turns_of
-
-    _, state = _fold(run)
-    if execution not in state.executions:
-        last = max(state.executions, default="none")
-        raise ConfigError(f"{execution}: no such execution in {run} (the last one is {last})")
-    fields = execution_fields(state.executions[execution])
-    turns = [turn_cells(turn) for turn in turns_of(state, execution)]
-    if as_json:
-        return _print_json({**fields, "turns": turns})
-    told = {name: value for name, value in fields.items() if value not in (None, "")}
-    _print_lines([f"{name:<14}{value}" for name, value in told.items()])
-    _print_lines(["", *table(turns)] if turns else ["", "no turns"])
 
 
 @run_app.command()

@@ -76,7 +76,7 @@ class TokenChecks:
             return str(error)
         if msgspec.structs.replace(record.header, ref=turn.ref) != turn:
             return "the segment's header differs from the journal's"
-        parent = lines.standing(turn.parent) if turn.parent else None
+        parent = lines.parent_of(turn)
         if turn.parent and parent is None:
             return f"its parent {turn.parent} is not restored"
         lines.add(record)

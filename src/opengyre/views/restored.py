@@ -1,8 +1,7 @@
 """The turns of one execution as their bytes tell them, each with its line of tokens.
 
 Owns: lines, restored without the processor's own tree, so that one checks the other. Must not know
-what was trained. Invariants: memory is proportional to what is new in each turn; a parent is the
-standing attempt of its turn as it was when the child was told.
+what was trained. Invariant: memory is proportional to what is new in each turn.
 """
 
 import zlib
@@ -66,10 +65,11 @@ class Lines:
     num_given_up_turns: int = 0
     all: list[Line] = field(default_factory=list)
     _standing: dict[str, Line] = field(default_factory=dict)
+    _by_attempt: dict[tuple[str, int], Line] = field(default_factory=dict)
 
     def add(self, record: TokenRecord) -> Line:
         turn = record.header
-        parent = self._standing.get(turn.parent)
+        parent = self.parent_of(turn)
         line = Line(
             turn=turn,
             parent=parent,
@@ -79,10 +79,17 @@ class Lines:
             logprobs=array("f", record.logprobs),
         )
         self.all.append(line)
+        self._by_attempt[turn.turn, turn.attempt] = line
         before = self._standing.get(turn.turn)
         if before is None or turn.is_committed or not before.turn.is_committed:
             self._standing[turn.turn] = line
         return line
+
+    def parent_of(self, turn: TurnRecord) -> Line | None:
+        """The attempt that it names; older records name none and mean the standing one."""
+        if turn.parent_attempt is None:
+            return self._standing.get(turn.parent)
+        return self._by_attempt.get((turn.parent, turn.parent_attempt))
 
     def standing(self, turn: str) -> Line | None:
         """The last committed attempt, else the last."""

@@ -10,11 +10,6 @@ from opengyre.seams.records import TurnRecord
 from opengyre.views.run_state import ExecutionView, RunState
 
 
-def turns_of(state: RunState, execution: str) -> list[TurnRecord]:
-    """All attempts of all turns, in the order they were told."""
-    return [turn for turn in state.turns.values() if turn.execution == execution]
-
-
 def execution_fields(one: ExecutionView) -> dict[str, Any]:
     """One execution, for JSON and for its headline."""
     return {

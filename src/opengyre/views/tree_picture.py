@@ -1,0 +1,235 @@
+"""An execution's tree as an SVG: depth in tokens to the right, branches downwards.
+
+Owns: layout, colours, marks. Must not know: where the tree comes from. Invariants: a spine lies in
+one lane; two spines share a lane only where their depths are apart; nothing is loaded to show it.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from opengyre.seams.errors import ConfigError
+from opengyre.trajectory.turns import Role
+from opengyre.views.spines import Spine, spines_of
+from opengyre.views.tree_lines import header_lines, short
+from opengyre.views.trees import ExecutionTree, NodeEnd
+
+COLOURS = {
+    Role.MAIN: "#0072b2",
+    Role.MAIN_SUMMARY: "#009e73",
+    Role.SUB_AGENT: "#d55e00",
+    Role.SUB_AGENT_SUMMARY: "#cc79a7",
+    Role.SIDE: "#777777",
+}
+WIDTH = 1360
+MARGIN = 20
+HEADER = 126
+LANE = 34
+BAR = 14
+FONT = "font-family='Helvetica, Arial, sans-serif'"
+CHAR = 6.2
+INK = "#222222"
+
+
+@dataclass(slots=True)
+class _Lanes:
+    """Depths that are taken in each lane."""
+
+    taken: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    def place(self, begin: int, end: int, *, below: int, gap: int) -> int:
+        """The first lane below `below` that is free from `begin` to `end`."""
+        lane = below + 1
+        while lane < len(self.taken) and any(
+            begin - gap < high and low < end + gap for low, high in self.taken[lane]
+        ):
+            lane += 1
+        while len(self.taken) <= lane:
+            self.taken.append([])
+        self.taken[lane].append((begin, end))
+        return lane
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placed:
+    spine: Spine
+    lane: int
+    parent_lane: int | None
+
+
+def draw_tree(tree: ExecutionTree, path: Path) -> None:
+    """Write the picture; it appears whole or not at all. Raises ConfigError."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(tree_svg(tree), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(f"{path}: cannot write the picture: {error.strerror}") from error
+
+
+def tree_svg(tree: ExecutionTree) -> str:
+    num_tokens = max((end.node.end for end in tree.ends), default=0) or 1
+    scale = (WIDTH - 2 * MARGIN) / num_tokens
+    placed = _placed(spines_of(tree.ends), gap=round(60 / scale))
+    num_lanes = 1 + max((one.lane for one in placed), default=0)
+    height = HEADER + num_lanes * LANE + 36
+    lines = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' "
+        f"width='{WIDTH}' height='{height}' {FONT} font-size='11' fill='{INK}'>",
+        *_patterns(),
+        f"<rect width='{WIDTH}' height='{height}' fill='white'/>",
+        *_header(tree),
+        *_axis(num_tokens, scale, top=HEADER - 8, bottom=height - 26),
+        *(line for one in placed for line in _spine(one, scale)),
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _placed(spines: Sequence[Spine], *, gap: int) -> list[_Placed]:
+    """Depth first, so that branches lie close below what they leave."""
+    lanes, placed = _Lanes(), list[_Placed]()
+    waiting: list[tuple[Spine, int | None]] = [(one, None) for one in reversed(spines)]
+    while waiting:
+        spine, parent_lane = waiting.pop()
+        begin = min(end.node.begin for end in spine.ends)
+        deepest = max(end.node.end for end in spine.ends)
+        below = -1 if parent_lane is None else parent_lane
+        lane = lanes.place(begin, deepest, below=below, gap=gap)
+        placed.append(_Placed(spine=spine, lane=lane, parent_lane=parent_lane))
+        branches = [one for stretch in spine.stretches for one in stretch.branches]
+        waiting += [(one, lane) for one in reversed(branches)]
+    return placed
+
+
+def _spine(placed: _Placed, scale: float) -> Iterator[str]:
+    y = HEADER + placed.lane * LANE + 14
+    first = placed.spine.stretches[0].first
+    if placed.parent_lane is not None:
+        x = MARGIN + first.begin * scale
+        top = HEADER + placed.parent_lane * LANE + 14 + BAR
+        yield f"<path d='M{x:.1f} {top}V{y + BAR / 2}' stroke='#aaaaaa' fill='none'/>"
+    label_end = -1.0
+    for stretch in placed.spine.stretches:
+        node = stretch.first
+        x = MARGIN + node.begin * scale
+        words = f"{node.fork.value.replace('_', ' ')} {short(node)}"
+        if x > label_end:
+            yield f"<text x='{x:.1f}' y='{y - 3}'>{escape(words)}</text>"
+            label_end = x + CHAR * len(words)
+    previous: NodeEnd | None = None
+    for end in placed.spine.ends:
+        if previous is not None and end.node.begin < previous.node.end:
+            yield _cut_mark(MARGIN + end.node.begin * scale, y)
+        yield from _bar(end, y, scale)
+        previous = end
+
+
+def _bar(end: NodeEnd, y: int, scale: float) -> Iterator[str]:
+    """What was injected as a thin line, what was sampled as a bar filled by what became of it."""
+    node, colour = end.node, COLOURS[end.node.role]
+    yield f"<g><title>{escape(_words(end))}</title>"
+    x = MARGIN + node.begin * scale
+    width = max(node.num_injected * scale, 0.3)
+    place = f"x='{x:.2f}' y='{y + BAR / 2 - 1.5}' width='{width:.2f}' height='3'"
+    yield f"<rect {place} fill='{colour}' opacity='0.35'/>"
+    at = node.sampled_begin
+    for begin, finish in end.trained:
+        if at < begin:
+            yield _rest(end, (at, begin), y, scale)
+        x, width = MARGIN + begin * scale, max((finish - begin) * scale, 0.8)
+        yield f"<rect x='{x:.2f}' y='{y}' width='{width:.2f}' height='{BAR}' fill='{colour}'/>"
+        at = finish
+    if at < node.end:
+        yield _rest(end, (at, node.end), y, scale)
+    yield "</g>"
+
+
+def _rest(end: NodeEnd, depths: tuple[int, int], y: int, scale: float) -> str:
+    x, width = MARGIN + depths[0] * scale, max((depths[1] - depths[0]) * scale, 0.8)
+    place = f"x='{x:.2f}' y='{y}' width='{width:.2f}' height='{BAR}'"
+    if end.is_dropped:
+        return f"<rect {place} {_dropped(end.node.role)}/>"
+    return f"<rect {place} {_masked(end.node.role)}/>"
+
+
+def _masked(role: Role) -> str:
+    return f"fill='url(#masked-{role.value})'"
+
+
+def _dropped(role: Role) -> str:
+    return f"fill='white' stroke='{COLOURS[role]}' stroke-width='0.8'"
+
+
+def _cut_mark(x: float, y: int) -> str:
+    """Where a line was left and another goes on."""
+    return f"<path d='M{x:.1f} {y - 2}v{BAR + 4}' stroke='{INK}' stroke-width='1'/>"
+
+
+def _words(end: NodeEnd) -> str:
+    node = end.node
+    versions = sorted({span.version for span in node.spans})
+    rest = f", {end.num_rest} {end.reason}" if end.num_rest else ""
+    return (
+        f"{node.turn} attempt {node.attempt}, {node.role.value}, {node.fork.value}: "
+        f"{node.begin} kept, {node.num_injected} injected, {node.num_sampled} sampled, "
+        f"{end.num_trained} trained{rest}; versions {versions}"
+    )
+
+
+def _patterns() -> Iterator[str]:
+    yield "<defs>"
+    for role, colour in COLOURS.items():
+        yield (
+            f"<pattern id='masked-{role.value}' width='5' height='5' "
+            "patternUnits='userSpaceOnUse' patternTransform='rotate(45)'>"
+            f"<rect width='5' height='5' fill='{colour}' opacity='0.18'/>"
+            f"<rect width='1.6' height='5' fill='{colour}' opacity='0.7'/></pattern>"
+        )
+    yield "</defs>"
+
+
+def _header(tree: ExecutionTree) -> Iterator[str]:
+    for number, line in enumerate(header_lines(tree)):
+        weight = " font-weight='bold'" if number == 0 else ""
+        yield f"<text x='{MARGIN}' y='{22 + 16 * number}'{weight}>{escape(line.strip())}</text>"
+    x, y = MARGIN, 86
+    for role, colour in COLOURS.items():
+        yield f"<rect x='{x}' y='{y}' width='22' height='{BAR}' fill='{colour}'/>"
+        yield f"<text x='{x + 28}' y='{y + 11}'>{role.value}</text>"
+        x += 60 + round(CHAR * len(role.value))
+    marks = (
+        ("trained", f"fill='{INK}'"),
+        ("masked", _masked(Role.SIDE)),
+        ("dropped", _dropped(Role.SIDE)),
+    )
+    x += 40
+    for words, style in marks:
+        yield f"<rect x='{x}' y='{y}' width='22' height='{BAR}' {style}/>"
+        yield f"<text x='{x + 28}' y='{y + 11}'>{words}</text>"
+        x += 60 + round(CHAR * len(words))
+    yield f"<rect x='{x}' y='{y + 5}' width='22' height='3' fill='{INK}' opacity='0.35'/>"
+    yield f"<text x='{x + 28}' y='{y + 11}'>injected (prompt)</text>"
+
+
+def _axis(num_tokens: int, scale: float, *, top: int, bottom: int) -> Iterator[str]:
+    step = _round_step(num_tokens)
+    for depth in range(0, num_tokens + 1, step):
+        x = MARGIN + depth * scale
+        yield f"<path d='M{x:.1f} {top}V{bottom}' stroke='#e6e6e6'/>"
+        yield f"<text x='{x:.1f}' y='{bottom + 14}' text-anchor='middle'>{depth}</text>"
+    words = "depth in tokens"
+    yield f"<text x='{WIDTH - MARGIN}' y='{bottom + 24}' text-anchor='end'>{words}</text>"
+
+
+def _round_step(num_tokens: int) -> int:
+    """1, 2 or 5 times a power of ten, about ten of them in all."""
+    power = 1
+    while True:
+        for factor in (1, 2, 5):
+            if num_tokens <= 12 * factor * power:
+                return factor * power
+        power *= 10
