@@ -19,15 +19,16 @@ pytestmark = pytest.mark.timeout(180)
 SHORT = ("run.num_steps=2", "schedule.run_ahead=0", "schedule.max_staleness=1")
 PRICE = 0.01
 LONG_TOKENS = 50
-MANY_TURNS = 12
+VERY_LONG_TOKENS = 80
+UNLUCKY_TURNS = 13
 TURNS_COST = f"""
 def shape(reward, stats):
     return reward - {PRICE} * stats.num_turns
 """
-FAILS_ON_LONG = f"""
+FAILS_SOMETIMES = f"""
 def shape(reward, stats):
-    if stats.num_turns > {MANY_TURNS}:
-        raise LookupError("too many turns for me")
+    if stats.num_turns == {UNLUCKY_TURNS}:
+        raise LookupError("not with me")
     return reward
 """
 
@@ -76,6 +77,11 @@ def members(driven: Driven) -> list[MemberAccount]:
 
 def verdicts(driven: Driven) -> dict[str, f.VerdictGiven]:
     return {fact.execution: fact for fact in driven.all(f.VerdictGiven)}
+
+
+def assert_verified(driven: Driven) -> None:
+    results = verify_run(open_run_folder(driven.end.folder))
+    assert not [problem for result in results for problem in result.problems]
 
 
 def test_each_trained_verdict_has_its_raw_and_its_shaped_reward(priced: Driven) -> None:
@@ -127,30 +133,43 @@ def test_overlong_executions_are_masked_whole_and_no_other_is(priced: Driven) ->
         if one.execution in masked:
             assert one.trained == 0
             assert sum(one.masked.values()) + sum(one.dropped.values()) == one.sampled
-    results = verify_run(open_run_folder(priced.end.folder))
-    assert not [problem for result in results for problem in result.problems]
+    assert_verified(priced)
 
 
-def test_a_transform_that_fails_in_the_run_costs_its_executions_and_is_told_once(
+def test_members_that_are_dropped_or_not_shaped_take_no_part_and_it_is_told_once(
     tmp_path: Path, tasks: Path
 ) -> None:
-    (tmp_path / "fails.py").write_text(FAILS_ON_LONG)
+    (tmp_path / "fails.py").write_text(FAILS_SOMETIMES)
     target = f"{tmp_path}/fails.py:shape"
     watched: list[Run] = []
 
     async def keep(run: Run) -> None:
         watched.append(run)
 
-    driven = drive(tmp_path, tasks / "train", *SHORT, f'reward.transforms=["{target}"]', watch=keep)
+    driven = drive(
+        tmp_path,
+        tasks / "train",
+        *SHORT,
+        f'reward.transforms=["{target}"]',
+        "training.overlong=drop",
+        f"training.overlong_tokens={VERY_LONG_TOKENS}",
+        watch=keep,
+    )
     assert driven.end.exit_code == 0
-    turns = num_turns(driven)
-    for fact in verdicts(driven).values():
-        words = f"no_shaped_reward: {target} raised LookupError: too many turns for me"
-        assert fact.exclusion == (words if turns[fact.execution] > MANY_TURNS else "")
+    turns, tokens = num_turns(driven), num_tokens(driven)
+    failed = f"no_shaped_reward: {target} raised LookupError: not with me"
+    for name, fact in verdicts(driven).items():
+        words = failed if turns[name] == UNLUCKY_TURNS else ""
+        assert fact.exclusion == ("overlong" if tokens[name] > VERY_LONG_TOKENS else words)
         assert fact.reward is not None
-    excluded = [one for one in members(driven) if turns[one.execution] > MANY_TURNS]
-    assert excluded
-    for one in excluded:
-        assert (one.shaped, one.advantage, one.trained) == (None, None, 0)
-        assert sum(one.dropped.values()) == one.sampled
-    assert len([words for _, words in watched[0].notes if "too many turns for me" in words]) == 1
+    excluded = {fact.execution for fact in verdicts(driven).values() if fact.exclusion}
+    reasons = {reason for one in members(driven) for reason in one.dropped}
+    assert reasons >= {"no_shaped_reward", "overlong"}
+    for one in members(driven):
+        if one.execution in excluded:
+            assert (one.shaped, one.advantage, one.trained) == (None, None, 0)
+            assert sum(one.dropped.values()) == one.sampled
+        else:
+            assert one.advantage is not None
+    assert len([words for _, words in watched[0].notes if "not with me" in words]) == 1
+    assert_verified(driven)

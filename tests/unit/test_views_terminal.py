@@ -158,3 +158,29 @@ def test_a_watcher_gets_a_line_for_what_matters_and_none_for_the_rest() -> None:
     assert notes_of(quiet) == []
     told = seen.EvalResult(burst=1, version=3, rewards=[1.0, None, 0.5])
     assert notes_of(told) == ["eval reward of version 3: 0.750 on 3 held-out tasks"]
+
+
+@pytest.mark.parametrize(
+    ("mean_shaped", "words"), [(None, "0.500"), (0.5, "0.500"), (0.25, "0.500 (shaped 0.250)")]
+)
+def test_a_step_tells_the_shaped_mean_beside_the_raw_one_where_it_differs(
+    mean_shaped: float | None, words: str
+) -> None:
+    step = seen.StepReport(
+        step=3,
+        version_before=3,
+        version_after=4,
+        groups=["g00001"],
+        micro_steps=[0],
+        num_executions=2.0,
+        num_tokens=20,
+        loss=None,
+        grad_norm=0.1,
+        is_applied=True,
+        is_short=False,
+        mean_reward=0.5,
+        mean_shaped=mean_shaped,
+        opened_s=0.0,
+        closed_s=1.0,
+    )
+    assert notes_of(step) == [f"step 3: 1 group, 20 tokens, version 4, mean reward {words}"]
