@@ -144,7 +144,7 @@ def test_the_tables_say_what_the_journal_says_and_a_rebuild_gives_the_same(tmp_p
     }
     assert before["steps"][0][-1] == 0.25
     assert before["groups"][0][1:4] == ("trail-7", 0, 0)
-    assert before["groups"][0][6:] == (0, 0)
+    assert before["groups"][0][6:] == (0, 0, None)
     assert before["evals"][0][2:5] == (0.75, 2, 1)
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("DELETE FROM executions")

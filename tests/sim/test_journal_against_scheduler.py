@@ -11,6 +11,7 @@ import pytest
 
 from opengyre.control.commands import Plan
 from opengyre.control.config import SchedulerConfig
+from opengyre.control.groups import GroupState
 from opengyre.control.scheduler import Scheduler
 from opengyre.store import derive
 from opengyre.store.codec import decode, encode, kind_of
@@ -26,7 +27,7 @@ from opengyre.views.check_control import (
 from opengyre.views.fold import Fold
 from opengyre.views.replay import replay
 from tests.sim.control_world import Weather, World
-from tests.sim.test_control_world import STORMS, make_config
+from tests.sim.test_control_world import SIEVES, STORMS, make_config
 
 
 def started(config: SchedulerConfig) -> RunStarted:
@@ -70,6 +71,7 @@ def storm(name: str, seed: int) -> World:
         "recall_after_s": 20.0,
         "lost_deadline_s": 300.0,
         "max_core_losses": 50,
+        **SIEVES[seed % len(SIEVES)],
     }
     weather = Weather() if name == "calm" else STORMS[name]
     world = World(make_config(**shape), replace(weather, seed=seed))
@@ -90,7 +92,15 @@ def test_the_fold_of_a_journal_has_the_levels_of_the_scheduler(name: str, seed: 
             continue
         scheduler.decide(row.now_s)
         seen, state = scheduler.snapshot(), fold.state
-        told = (seen.dispatched, seen.launched, seen.finished, seen.capacity, seen.num_ready)
+        told = (
+            seen.dispatched,
+            seen.launched,
+            seen.finished,
+            seen.capacity,
+            seen.num_ready,
+            seen.num_filtered,
+            seen.num_assigned,
+        )
         counts = state.counts
         ours = (
             counts.dispatched,
@@ -98,6 +108,8 @@ def test_the_fold_of_a_journal_has_the_levels_of_the_scheduler(name: str, seed: 
             counts.finished,
             state.capacity,
             state.num_ready,
+            sum(state.group_state(one) is GroupState.FILTERED for one in state.groups.values()),
+            state.num_assigned,
         )
         assert ours == told, f"row {row.seq} at {row.now_s}"
 
@@ -125,19 +137,25 @@ def test_the_checks_of_the_journal_pass_what_the_scheduler_did(name: str, seed: 
 
 
 @pytest.mark.parametrize("name", ["commands fail", "everything at once"])
-def test_the_executions_table_has_the_outcomes_of_the_fold(name: str) -> None:
+def test_the_tables_have_the_outcomes_of_the_fold(name: str) -> None:
     fold = Fold()
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(derive.DDL)
-        for row in journal_of(storm(name, 1)):
+        for row in journal_of(storm(name, 0)):
             fold.apply(row)
             derive.apply(db, row.now_s, row.value)
         table = dict(db.execute("SELECT execution, outcome FROM executions"))
+        groups = dict(db.execute("SELECT group_name, ended FROM groups"))
     outcomes = {
         one.execution: None if one.outcome is None else one.outcome.value
         for one in fold.state.executions.values()
     }
     assert table == outcomes
+    assert groups == {
+        one.group: None if one.num_open else fold.state.ended_state(one).value
+        for one in fold.state.groups.values()
+    }
+    assert (name == "commands fail") or {"filtered", "void", "ready"} <= {*groups.values()}
     assert "failed" in table.values()
 
 

@@ -13,8 +13,9 @@ from opengyre.control import commands, facts
 from opengyre.control.ids import ExecutionId
 from opengyre.store import observations as seen
 from opengyre.store.codec import JournalValue, decode
+from opengyre.store.ended_groups import NEVER_RAN, settle, take_rules
 
-TABLES = ("executions", "turns", "groups", "steps", "versions", "evals")
+TABLES = ("executions", "turns", "groups", "steps", "versions", "evals", "rules")
 
 DDL = """
 CREATE TABLE executions(
@@ -23,6 +24,8 @@ CREATE TABLE executions(
   launch_command INTEGER,
   num_launches INTEGER NOT NULL DEFAULT 0, outcome TEXT, closed_s REAL,
   reward REAL, verdict TEXT, num_trainable_tokens INTEGER, shaped REAL, exclusion TEXT) STRICT;
+CREATE INDEX executions_by_group ON executions(group_name);
+CREATE INDEX executions_by_launch ON executions(launch_command);
 CREATE TABLE turns(
   turn TEXT NOT NULL, attempt INTEGER NOT NULL, execution TEXT NOT NULL, parent TEXT NOT NULL,
   segment INTEGER NOT NULL, offset_bytes INTEGER NOT NULL, crc32 INTEGER NOT NULL,
@@ -34,7 +37,7 @@ CREATE INDEX turns_by_execution ON turns(execution);
 CREATE TABLE groups(
   group_name TEXT PRIMARY KEY, task TEXT, version INTEGER NOT NULL, burst INTEGER NOT NULL,
   size INTEGER NOT NULL, dispatched_s REAL NOT NULL, assigned_step INTEGER,
-  consumed_step INTEGER) STRICT;
+  consumed_step INTEGER, ended TEXT) STRICT;
 CREATE TABLE steps(
   step INTEGER PRIMARY KEY, version_before INTEGER NOT NULL, version_after INTEGER NOT NULL,
   num_groups INTEGER NOT NULL, num_executions REAL NOT NULL, num_tokens INTEGER NOT NULL,
@@ -48,6 +51,7 @@ CREATE TABLE evals(
   burst INTEGER NOT NULL, version INTEGER NOT NULL, mean_reward REAL, num_rewards INTEGER NOT NULL,
   num_without_verdict INTEGER NOT NULL, later_token_share REAL NOT NULL, at_s REAL NOT NULL
 ) STRICT;
+CREATE TABLE rules(min_valid_members INTEGER NOT NULL, is_filtering INTEGER NOT NULL) STRICT;
 """
 
 _record = msgspec.json.Encoder()
@@ -63,10 +67,11 @@ def apply(db: sqlite3.Connection, now_s: float, value: JournalValue) -> None:
             _close(db, now_s, value.execution, value.outcome.value)
         case facts.CommandFailed():
             db.execute(
-                "UPDATE executions SET outcome=?, closed_s=?"
+                "UPDATE executions SET outcome=?, closed_s=?, verdict=coalesce(verdict, ?)"
                 " WHERE launch_command=? AND outcome IS NULL",
-                (facts.Outcome.FAILED.value, now_s, value.command_id),
+                (facts.Outcome.FAILED.value, now_s, NEVER_RAN, value.command_id),
             )
+            settle(db, "launch_command", value.command_id)
         case facts.VerdictGiven():
             db.execute(
                 "UPDATE executions SET reward=?, verdict=?, num_trainable_tokens=?, shaped=?,"
@@ -80,6 +85,7 @@ def apply(db: sqlite3.Connection, now_s: float, value: JournalValue) -> None:
                     value.execution,
                 ),
             )
+            settle(db, "execution", value.execution)
         case facts.GroupAssigned():
             _assign(db, value.group, value.step)
         case facts.GroupReturned():
@@ -125,6 +131,10 @@ def _apply_command(db: sqlite3.Connection, now_s: float, command: commands.AnyCo
                 (command.engine, now_s, command.command_id, command.execution),
             )
         case commands.Cancel(was_queued=True):
+            db.execute(
+                "UPDATE executions SET verdict=coalesce(verdict, ?) WHERE execution=?",
+                (NEVER_RAN, command.execution),
+            )
             _close(db, now_s, command.execution, facts.Outcome.CANCELLED.value)
         case commands.Reroute():
             db.executemany(
@@ -154,6 +164,7 @@ def _close(db: sqlite3.Connection, now_s: float, execution: str, outcome: str) -
         "UPDATE executions SET outcome=?, closed_s=? WHERE execution=? AND outcome IS NULL",
         (outcome, now_s, execution),
     )
+    settle(db, "execution", execution)
 
 
 def _assign(db: sqlite3.Connection, group: str, step: int | None) -> None:
@@ -162,6 +173,8 @@ def _assign(db: sqlite3.Connection, group: str, step: int | None) -> None:
 
 def _apply_observation(db: sqlite3.Connection, now_s: float, value: JournalValue) -> None:
     match value:
+        case seen.RunStarted():
+            take_rules(db, value)
         case seen.TurnRecorded():
             _insert_turn(db, value)
         case seen.LaunchRecorded():
