@@ -145,7 +145,9 @@ def _become_tests(path: Path, tests: Path, stream: int) -> NoReturn:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     sys.excepthook = sys.__excepthook__
     sys.stderr = words = io.StringIO()
-    flags = ["-c", os.devnull, f"--rootdir={tests}", f"--confcutdir={tests}"]
+    settings = tests / "pytest.ini"
+    flags = ["-c", str(settings) if settings.is_file() else os.devnull]
+    flags += [f"--rootdir={tests}", f"--confcutdir={tests}"]
     flags += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
     plugin = Stream(stream)
     code = int(importlib.import_module("pytest").main([str(path), *flags], plugins=[plugin]))
