@@ -48,8 +48,8 @@ class HeldTime:
 class Execution:
     """`group` is None for an eval execution. `turns` are those of the present launch, after the
     `first_turn` turns of earlier ones, which are in `given_up`; `told` are (turn, attempt) of all
-    launches. `is_cut`: its gateway died and no turn of it came since. `reward` is raw, `shaped` None
-    where no transform applied; `exclusion`: why it takes no part in its group though it has a
+    launches. `is_cut`: its gateway died and no turn of it came since. `reward` is raw, `shaped`
+    None where no transform applied; `exclusion`: why it takes no part in its group though it has a
     reward; `masked`: why none of its tokens is trained though it takes part."""
 
     execution: str
