@@ -21,6 +21,8 @@ from cases_rig import (
 from cases_speakers import Answered, Json, Results, Said, Speaker
 from gateway_rig import until
 
+from opengyre.trajectory.turns import ForkReason
+
 FIRST = '{"command": "first call"}'
 SECOND = '{"command": "second call"}'
 TWO_CALLS = f"<think>\nTwo.\n</think>\n\nBoth now.\n\n{tool_calls_of(FIRST, SECOND)}"

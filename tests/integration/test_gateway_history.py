@@ -10,6 +10,7 @@ import httpx
 from gateway_rig import TOOLS, Rig, open_rig, scripted
 
 from opengyre.gateway.delta import restore_body
+from opengyre.trajectory.turns import ForkReason
 
 Message = dict[str, Any]
 ODD_ARGUMENTS = [

@@ -25,6 +25,7 @@ from messages_rig import (
 
 from opengyre.engines.scripted import ScriptedEngine
 from opengyre.seams.engine import Finish
+from opengyre.trajectory.turns import ForkReason
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

@@ -46,7 +46,7 @@ def test_time_without_a_gateway_is_not_charged_to_any_execution(seed: int) -> No
     assert lost.gone_s is not None
     assert lost.gone_s > GONE_S > PATIENCE_S
     closed = [one for one in rows_of(world, ExecutionClosed) if isinstance(one, ExecutionClosed)]
-    assert {one.outcome for one in closed} == {Outcome.COMPLETED}
+    assert {one.outcome for one in closed} <= {Outcome.COMPLETED, Outcome.CANCELLED}
 
 
 def test_a_gateway_that_hangs_is_ended_and_started_anew() -> None:

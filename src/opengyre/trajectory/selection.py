@@ -163,8 +163,6 @@ class _Draw:
     def _before(self, node: Node, before: Sequence[int]) -> int:
         """The same of what its line has before the node itself."""
         at = node.parent
-        while at is not None and node.begin <= at.begin:
-            at = at.parent
         if at is None:
             return 0
         begin, end = self._open(at, node.begin)

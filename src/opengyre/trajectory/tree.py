@@ -63,7 +63,8 @@ _SUMMARIES = frozenset(_SUMMARY_OF.values())
 @dataclass(slots=True, kw_only=True, eq=False)
 class Node:
     """One attempt of a turn. `ids` are its new prompt ids (injected), then what was sampled; they
-    lie at depths [begin, end) of its line, of which the first `begin` are its parent's.
+    lie at depths [begin, end) of its line, of which the first `begin` are its parent's line's; the
+    parent has the last of them.
 
     `logprobs` are of the sampled ids. `has_next`: a committed turn of its role goes on from all of
     it.
@@ -124,13 +125,14 @@ class Tree:
     def insert(self, turn: TurnTokens) -> Node:
         """Add one attempt of a turn. Raises BrokenRecordError and changes nothing then."""
         _check(turn)
-        parent = self._parent_of(turn)
+        named = self._parent_of(turn)
+        parent = _holder(named, turn.num_kept_tokens)
         node = Node(
             index=len(self.nodes),
             turn=turn.turn,
             attempt=turn.attempt,
             role=turn.role,
-            fork=self._fork_of(turn, parent),
+            fork=self._fork_of(turn, named, parent),
             parent=parent,
             begin=turn.num_kept_tokens if parent else 0,
             num_injected=len(turn.new_prompt_ids),
@@ -191,17 +193,18 @@ class Tree:
             before.is_standing = False
         self._standing[node.turn] = node
 
-    def _fork_of(self, turn: TurnTokens, parent: Node | None) -> Fork:
+    def _fork_of(self, turn: TurnTokens, named: Node | None, parent: Node | None) -> Fork:
         if not self.nodes:
             return Fork.ROOT
         if turn.turn in self._standing:
             return Fork.RETRY
         if turn.launch not in self._launches:
             return Fork.RELAUNCHED
-        by_role = self._fork_by_role(turn, parent)
+        by_role = self._fork_by_role(turn, named)
         if by_role is not None:
             return by_role
-        is_first = parent is not None and not parent.has_next
+        is_whole = parent is not None and parent.end == turn.num_kept_tokens
+        is_first = parent is not None and is_whole and not parent.has_next
         if turn.fork_reason is ForkReason.NONE and is_first:
             return Fork.CONTINUED
         return _BY_REASON[turn.fork_reason]
@@ -215,11 +218,16 @@ class Tree:
             return None if before is turn.role else Fork.SUMMARY
         if self._is_compacted(turn):
             return Fork.COMPACTION
+        if turn.role is Role.MAIN and self._is_main_new():
+            return Fork.ROOT if turn.fork_reason is not ForkReason.NONE else None
         is_new = turn.role is Role.SUB_AGENT and before not in (
             Role.SUB_AGENT,
             Role.SUB_AGENT_SUMMARY,
         )
         return Fork.SUB_AGENT if is_new else None
+
+    def _is_main_new(self) -> bool:
+        return not {Role.MAIN, Role.MAIN_SUMMARY} & self._last_of_role.keys()
 
     def _is_compacted(self, turn: TurnTokens) -> bool:
         """Its history is new, and the last that its kind of agent did was to sum it up."""
@@ -229,15 +237,19 @@ class Tree:
         return is_summed_up and turn.fork_reason is not ForkReason.NONE
 
 
+def _holder(parent: Node | None, num_kept: int) -> Node | None:
+    """The node that has the last of a line's kept tokens: one that adds nothing to it is passed."""
+    while parent is not None and num_kept <= parent.begin:
+        parent = parent.parent
+    return parent if num_kept else None
+
+
 def line_of(node: Node) -> list[Piece]:
     """The pieces from the root to the end of `node`, in order."""
-    pieces: list[Piece] = []
-    wanted = node.end
-    at: Node | None = node
+    pieces = [Piece(node=node, begin=node.begin, end=node.end)]
+    at = node.parent
     while at is not None:
-        if at.begin < wanted or at is node:
-            pieces.append(Piece(node=at, begin=at.begin, end=wanted))
-            wanted = at.begin
+        pieces.append(Piece(node=at, begin=at.begin, end=pieces[-1].begin))
         at = at.parent
     pieces.reverse()
     return pieces
