@@ -117,6 +117,23 @@ class Desk:
             self.close(*self.members_by_group[GroupId(group)], reward=reward)
         return self.settle()
 
+    def judge(self, group: str, *values: float, exclusion: str = "") -> list[c.AnyCommand]:
+        """Its members close with reward 1 and these values as shaped; the first with `exclusion`
+        beside it."""
+        for place, member in enumerate(self.members_by_group[GroupId(group)]):
+            self.tell(
+                f.ExecutionClosed(execution=member, outcome=f.Outcome.COMPLETED),
+                f.VerdictGiven(
+                    execution=member,
+                    reward=1.0,
+                    reason="",
+                    num_trainable_tokens=1,
+                    shaped=values[place],
+                    exclusion="" if place else exclusion,
+                ),
+            )
+        return self.settle()
+
     def assign(self, *groups: str) -> list[c.AnyCommand]:
         """The stream claims the first micro-step of each."""
         step = self.view.step
