@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ def some_config(rng: random.Random) -> SchedulerConfig:
     num_cells = rng.randint(1, 5)
     num_standalone = rng.randint(1, 3)
     steps_per_burst, run_ahead = rng.randint(1, 3), rng.randint(0, 3)
+    oversample = rng.choice([1.0, 1.0, 1.5, 2.0])
     numbers: dict[str, Any] = {
         "num_cells": num_cells,
         "num_standalone": num_standalone,
@@ -45,7 +47,9 @@ def some_config(rng: random.Random) -> SchedulerConfig:
         "run_ahead": run_ahead,
         "supply_fraction": rng.choice([1 / 16, 1 / 4, 1 / 2]),
         "supply_hold_s": rng.choice([0.0, 5.0, 300.0]),
-        "max_staleness": run_ahead + steps_per_burst - 1 + rng.randint(0, 2),
+        "max_staleness": ceil(oversample * (run_ahead + steps_per_burst)) - 1 + rng.randint(0, 2),
+        "oversample": oversample,
+        "filter_zero_variance": rng.random() < 0.5,
         "min_valid_members": 1,
         "max_void_in_a_row": 1000,
         "overdue": rng.choice(list(Overdue)),
@@ -101,6 +105,7 @@ def some_scenario(seed: int) -> Scenario:
         overall_cap_s=rng.choice([None, 1.5 * HOUR_S]),
         no_verdict_rate=rng.choice([0.0, 0.2]),
         void_rate=rng.choice([0.0, 0.2]),
+        zero_variance_share=rng.choice([0.0, 0.3]),
     )
     return make_scenario(config=config, costs=some_costs(rng), endings=endings, failures=failures)
 
@@ -129,6 +134,7 @@ def test_the_sweep_covers_what_can_happen() -> None:
     assert sum(one.num_moves for one in results) > 50
     assert sum(one.num_replaced for one in results) > 10
     assert sum(one.num_void for one in results) > 5
+    assert sum(one.num_filtered for one in results) > 5
     assert sum(one.redone_groups > 0 for one in results) > 1
     assert sum(not one.failed for one in results) > len(results) // 2
     again = recorded(replace(some_scenario(0), name="other"), 0)[0]
