@@ -236,16 +236,17 @@ def test_the_reference_outlives_role_switches_and_leaves_the_weights_alone(
     quiet = [_Path(one.execution, one.ids, one.logprobs, 0.0, 4) for one in paths]
     made = _micro_step(0, quiet, step=0, version=0)
     before = copy.deepcopy(dict(module.named_parameters()))
-    losses = []
+    added = []
     for weight_shift in (0.0, 0.05):
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.add_(weight_shift)
         cell.enter_training()
         cell.open_step(0, 0, None)
-        losses.append(cell.run(made).loss_sum)
+        added.append(cell.run(made))
         cell.leave_training()
-    assert losses[0] == pytest.approx(0.0, abs=1e-14)
-    assert losses[1] > 1e-3
+    assert added[0].loss_sum == pytest.approx(0.0, abs=1e-14)
+    assert added[1].divergence_sum > 1e-3
+    assert added[1].loss_sum == pytest.approx(KL * added[1].divergence_sum / 4, rel=1e-12)
     for name, parameter in module.named_parameters():
         assert torch.equal(parameter, before[name] + 0.05)

@@ -1,5 +1,6 @@
 """Every shipped objective against a loop over tokens and against finite differences."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from opengyre.config.objectives import OBJECTIVE_DEFAULTS, defaults_of
 from opengyre.trainer.objectives.catalog import OBJECTIVES
 from opengyre.trainer.objectives.kl import k3
+from opengyre.trainer.objectives.ratios import truncated_weight
 from opengyre.trainer.objectives.signature import ObjectiveSettings, OldPolicy, Trained
 from tests.unit.objective_batches import PATHS, TrainedPath, tensors
 from tests.unit.objective_loops import LOOPS
@@ -133,6 +135,13 @@ def test_a_drifted_path_loses_its_gradient_only_in_the_direction_of_its_drift(na
 def test_cispo_bounds_a_token_and_keeps_its_gradient() -> None:
     far = TrainedPath(1.0, 1, [-0.1], [-4.1])
     assert _gradient("cispo", [far], _settings("cispo", OldPolicy.ROLLOUT)) == [-5.0]
+
+
+def test_a_weight_carries_no_gradient() -> None:
+    drift = torch.tensor([0.5, 4.0], dtype=torch.float64, requires_grad=True)
+    weight = truncated_weight(drift, ObjectiveSettings())
+    assert not weight.requires_grad
+    assert weight.tolist() == [pytest.approx(math.exp(0.5)), 5.0]
 
 
 def test_with_one_pass_a_capped_weight_is_the_same_in_three_objectives() -> None:

@@ -279,8 +279,9 @@ class Steps:
                 num_executions=counts.num_executions,
                 num_tokens=counts.num_tokens,
                 num_clipped=counts.num_clipped,
-                loss=norms.loss if math.isfinite(norms.loss) else None,
-                grad_norm=norms.grad_norm if math.isfinite(norms.grad_norm) else None,
+                divergence=_finite(counts.divergence_sum / max(1, counts.num_tokens)),
+                loss=_finite(norms.loss),
+                grad_norm=_finite(norms.grad_norm),
                 is_applied=norms.is_applied,
                 is_short=len(groups) < self._parts.max_groups,
                 mean_reward=figures.mean_reward,
@@ -354,6 +355,11 @@ def _depths(path: TrainedPath) -> list[tuple[int, int]]:
                 depths.append((begin, before + end - low))
             before += high - low
     return depths
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no other numbers."""
+    return value if math.isfinite(value) else None
 
 
 def _fill(made: list[MicroStep], budget_tokens: int) -> float | None:

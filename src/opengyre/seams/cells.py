@@ -68,12 +68,14 @@ class MicroStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Additive next to the gradient: executions are sums of T_j / T_e fractions."""
+    """Additive next to the gradient: executions are sums of T_j / T_e fractions, the divergence
+    from the reference is summed over tokens (0 without one)."""
 
     num_executions: float = 0.0
     num_tokens: int = 0
     loss_sum: float = 0.0
     num_clipped: int = 0
+    divergence_sum: float = 0.0
     micro_steps: list[int] = []
 
 

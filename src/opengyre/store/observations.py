@@ -196,7 +196,9 @@ class MemberAccount(msgspec.Struct, frozen=True, kw_only=True):
 class StepReport(Observation, frozen=True, kw_only=True):
     """One accepted step. `groups` are those consumed, `micro_steps` the numbers summed into the
     update; `loss` is averaged as the config says, None where nothing was trainable or not finite;
-    `num_clipped` of the tokens were bounded by the objective's interval or cap.
+    `num_clipped` of the tokens were bounded by the objective's interval or cap; `divergence` is
+    the mean per token from the initial weights, 0 without training.kl_coefficient, None where not
+    finite.
 
     `mean_reward` is of raw rewards, `mean_shaped` of what advantages were taken of.
     `watched_share`: of the executions with the best reward of their group, how many made a call
@@ -226,6 +228,7 @@ class StepReport(Observation, frozen=True, kw_only=True):
     num_repeated_tokens: int = 0
     fill: float | None = None
     num_clipped: int = 0
+    divergence: float | None = None
 
 
 class VersionPublished(Observation, frozen=True, kw_only=True):

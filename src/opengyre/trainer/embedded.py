@@ -27,12 +27,13 @@ from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.seams.weights import Descriptor, WeightPlane
 from opengyre.trainer.flat import FlatSums
 from opengyre.trainer.loss import StreamedLoss
+from opengyre.trainer.objectives.kl import k3
 from opengyre.trainer.objectives.signature import Trained
 from opengyre.trainer.optimizer import AdamWSettings, CoreOptimizer
 from opengyre.trainer.packed_model import ATTENTION, register_attention, trained_logprobs
 from opengyre.trainer.reference import Reference
 from opengyre.trainer.sums import StepLedger
-from opengyre.trainer.wire import execution_share
+from opengyre.trainer.wire import add_counts, execution_share
 
 SUMS = "sums"
 SCHEMA = 1
@@ -131,18 +132,15 @@ class EmbeddedCell:
         self._ledger.check_micro_step(micro_step)
         for parameter in self._parameters.values():
             parameter.grad = None
-        num_tokens = micro_step.num_trained_tokens
-        loss, num_clipped = self._backward(micro_step) if num_tokens else (0.0, 0)
-        sums.take_gradients(self._parameters)
-        return self._ledger.add(
-            StepCounts(
-                num_executions=execution_share(micro_step),
-                num_tokens=num_tokens,
-                loss_sum=loss,
-                num_clipped=num_clipped,
-                micro_steps=[micro_step.number],
-            )
+        counts = StepCounts(
+            num_executions=execution_share(micro_step),
+            num_tokens=micro_step.num_trained_tokens,
+            micro_steps=[micro_step.number],
         )
+        if counts.num_tokens:
+            counts = add_counts(counts, self._backward(micro_step))
+        sums.take_gradients(self._parameters)
+        return self._ledger.add(counts)
 
     def drop_sums(self) -> None:
         if self._sums is not None:
@@ -212,8 +210,8 @@ class EmbeddedCell:
     def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
         return {name: array.copy() for name, array in self._arrays().items()}
 
-    def _backward(self, micro_step: MicroStep) -> tuple[float, int]:
-        """Adds this micro-step's gradient to `.grad`; returns its loss sum and tokens cut."""
+    def _backward(self, micro_step: MicroStep) -> StepCounts:
+        """Adds this micro-step's gradient to `.grad`; returns what only the model can tell."""
         dtype = self._held_sums().flat.dtype
         device = self._held_sums().flat.device
         targets = _targets(micro_step).to(device)
@@ -227,11 +225,15 @@ class EmbeddedCell:
             temperature=self._settings.temperature,
         )
         logp_reference = None if self._reference is None else self._reference.run(forward)
-        loss, num_clipped = self._settings.loss.summed(
-            forward(self._module), trained, logp_reference
-        )
+        logp_new = forward(self._module)
+        loss, num_clipped = self._settings.loss.summed(logp_new, trained, logp_reference)
         loss.backward()  # type: ignore[no-untyped-call]  # torch's Tensor.backward is untyped
-        return float(loss.detach()), num_clipped
+        divergence = 0.0
+        if logp_reference is not None:
+            divergence = float(k3(logp_new.detach(), logp_reference).sum())
+        return StepCounts(
+            loss_sum=float(loss.detach()), num_clipped=num_clipped, divergence_sum=divergence
+        )
 
     def _apply(self, gradient: Tensor, counts: StepCounts) -> UpdateNorms:
         optimizer = self._core_optimizer()

@@ -55,5 +55,6 @@ def add_counts(first: StepCounts, second: StepCounts) -> StepCounts:
         num_tokens=first.num_tokens + second.num_tokens,
         loss_sum=first.loss_sum + second.loss_sum,
         num_clipped=first.num_clipped + second.num_clipped,
+        divergence_sum=first.divergence_sum + second.divergence_sum,
         micro_steps=first.micro_steps + second.micro_steps,
     )
