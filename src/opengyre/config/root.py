@@ -10,7 +10,12 @@ from pydantic import Field
 from opengyre.config.base import Section
 from opengyre.config.grading import GradingConfig, grading_problems
 from opengyre.config.reward import RewardConfig, reward_problems
-from opengyre.config.schedule import ScheduleConfig, TopologyConfig, group_problems
+from opengyre.config.schedule import (
+    ScheduleConfig,
+    TopologyConfig,
+    group_problems,
+    num_groups_ahead,
+)
 from opengyre.config.sections import (
     EngineConfig,
     EvalConfig,
@@ -76,12 +81,13 @@ def config_warnings(config: RunConfig) -> list[str]:
 
 def _ahead_warnings(config: RunConfig) -> list[str]:
     schedule, topology = config.schedule, config.topology
-    ahead = schedule.run_ahead * schedule.groups_per_step * schedule.group_size
+    ahead = num_groups_ahead(schedule) * schedule.group_size
+    what = "phi*B*N" if schedule.oversample == 1 else "phi*B*N, oversampled"
     free = topology.num_slots - topology.slots_per_cell
     if ahead <= free or schedule.policy != "elastic":
         return []
     return [
-        f"schedule.run_ahead keeps {ahead} executions (phi*B*N) ahead, but only {free} slots "
+        f"schedule.run_ahead keeps {ahead} executions ({what}) ahead, but only {free} slots "
         f"remain without the core: it can leave rollout only after {ahead - free} of them closed"
     ]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field
 
 from opengyre.config.base import Section
-from opengyre.control.quota import least_staleness
+from opengyre.control.quota import least_staleness, most_outstanding
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -126,6 +126,17 @@ class ScheduleConfig(Section):
     max_launches: int = Field(
         default=2, ge=1, le=16, description="launches of one execution when ours was the fault"
     )
+
+
+def num_groups_ahead(schedule: ScheduleConfig) -> int:
+    """Groups that outlive their burst if none is filtered: phi B without oversampling."""
+    steps, groups_per_step = schedule.steps_per_burst, schedule.groups_per_step
+    num_most = most_outstanding(
+        num_steps=steps + schedule.run_ahead,
+        groups_per_step=groups_per_step,
+        oversample=schedule.oversample,
+    )
+    return num_most - steps * groups_per_step
 
 
 class GroupNumbers(Protocol):
