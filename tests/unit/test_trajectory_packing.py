@@ -10,7 +10,7 @@ from opengyre.trajectory.bundles import Bundle, Layout, bundles_of
 from opengyre.trajectory.packing import Filling, PackedRows, pack, sort_for_packing
 from opengyre.trajectory.selection import Range
 from opengyre.trajectory.tree import line_ids
-from tests.random_trees import Grower, Start, random_selection, random_tree, rows_of
+from tests.random_trees import random_selection, random_tree, rows_of
 from tests.training_rows import alone, line_logprobs, line_row, trained_depths
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -73,19 +73,6 @@ def test_a_counted_only_row_has_a_path_and_no_tokens() -> None:
     assert [(one.start, one.end) for one in packed.segments] == [(0, 2)]
     assert [one.pieces for one in packed.paths] == [(), ((0, 2),)]
     assert packed.token_ids.tolist() == [0, 1]
-
-
-def test_a_path_that_another_holds_whole_has_no_segment_of_its_own() -> None:
-    """The longer one left a given-up turn at its beginning, so it was not seen to go on."""
-    grower = Grower(np.random.default_rng(1))
-    first = grower.add(None, Start.ROOT, num_injected=2, num_sampled=3)
-    given_up = grower.add(first, Start.WHOLE, num_injected=0, num_sampled=2)
-    given_up.is_committed = False
-    grower.add(given_up, Start.SAME_PROMPT, num_injected=0, num_sampled=4)
-    rows = rows_of(random_selection(grower.tree, np.random.default_rng(6)))
-    packed = pack(bundles_of(rows, layout=Layout.TREE, budget_tokens=100))
-    assert [(one.start, one.end) for one in packed.segments] == [(0, 9)]
-    assert sorted(one.pieces for one in packed.paths) == [((0, 5),), ((0, 9),)]
 
 
 def _first_fit_decreasing(bundles: Sequence[Bundle], budget_tokens: int) -> list[list[Bundle]]:
