@@ -29,6 +29,7 @@ class Habits:
     crash_rate: float = 0.0
     hang_rate: float = 0.0
     side_call_rate: float = 0.0
+    renew_rate: float = 0.0
 
 
 class Crash(Exception):
@@ -80,12 +81,18 @@ class Agent:
                 raise Crash
             if self._rng.random() < self._habits.hang_rate:
                 await asyncio.Event().wait()
+            if self._habits.renew_rate and self._rng.random() < self._habits.renew_rate:
+                self._renew()
             if self._rng.random() < self._habits.side_call_rate:
                 async with asyncio.TaskGroup() as calls:
                     calls.create_task(self._turn(f"{self._execution} side {turn}", is_side=True))
                     calls.create_task(self._turn(f"{self._execution} turn {turn}"))
             else:
                 await self._turn(f"{self._execution} turn {turn}")
+
+    def _renew(self) -> None:
+        """Begin a conversation anew, or go on from an earlier answer: branches of the tree."""
+        self._messages = self._messages[: self._rng.choice([0, -2])]
 
     async def _turn(self, message: str, *, is_side: bool = False) -> None:
         messages = [] if is_side else self._messages

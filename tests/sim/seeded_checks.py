@@ -26,6 +26,7 @@ from opengyre.store.observations import TurnRecorded
 from opengyre.store.run_folder import RunFolder
 from opengyre.store.segments import SegmentReader, segment_numbers
 from opengyre.trajectory.turns import ForkReason
+from opengyre.views.check_accounts import AccountChecks
 from opengyre.views.check_control import (
     Boundaries,
     Coverage,
@@ -36,6 +37,8 @@ from opengyre.views.check_control import (
 )
 from opengyre.views.check_steps import ExactlyOnce
 from opengyre.views.check_tokens import TokenChecks
+from opengyre.views.check_verdicts import VerdictChecks
+from opengyre.views.consumed import consumed_by
 from opengyre.views.findings import CheckResult
 from opengyre.views.fold import Fold
 from opengyre.views.replay import replay
@@ -45,7 +48,7 @@ Wrong = Callable[[str], None]
 
 
 class RowChecks:
-    """P1 to P4 and P8 after every row; P5, P10 and what was told of turns at the end."""
+    """P1 to P4 and P8 after every row; P5, P10 to P12 and what was told of turns at the end."""
 
     def __init__(self, wrong: Wrong) -> None:
         self._wrong = wrong
@@ -90,11 +93,18 @@ class RowChecks:
             self._judge(self._outcomes.finish(state))
             self._judge(self._steps.finish(state))
             self._all_told(tokens)
-            for told in TokenChecks(SegmentReader(tokens)).check(state, self._steps.accepted()):
-                self._judge(told)
+            self._check_tokens(SegmentReader(tokens), state)
         result = replay(self.rows, _scheduler)
         if not result.is_same:
             self._wrong(f"replay: {result.difference}")
+
+    def _check_tokens(self, reader: SegmentReader, state: RunState) -> None:
+        consumed = consumed_by(self._steps.reports(), state)
+        accounts = AccountChecks(state, consumed)
+        checks = TokenChecks(reader)
+        told = checks.check(state, self._steps.accepted(), also=accounts.see)
+        for result in (*told, accounts.finish(), VerdictChecks().check(state, consumed)):
+            self._judge(result)
 
     def _see_turn(self, turn: TurnRecord) -> None:
         """Agents rewrite nothing, so whatever they send back goes on from what they got."""

@@ -13,6 +13,11 @@ from opengyre.control.config import EngineSpec, SchedulerConfig
 from tests.sim.seeded_policy import MODEL
 
 
+def is_branching(seed: int) -> bool:
+    """Agents begin anew and go back, and one path of each is trained. No seed that once broke."""
+    return seed % 12 == 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """The size of a run, drawn from its seed; small, so that many fit into a minute."""
@@ -28,6 +33,7 @@ class Shape:
     micro_step_tokens: int
     oversample: float = 1.0
     filter_zero_variance: bool = False
+    max_paths: int = 5
 
     @classmethod
     def draw(cls, rng: Random, seed: int) -> "Shape":
@@ -46,7 +52,8 @@ class Shape:
         if seed % 6 != 1:
             return shape
         oversample = Random(f"sieve/{seed}").choice([1.0, 1.5, 2.0])
-        return replace(shape, oversample=oversample, filter_zero_variance=True)
+        max_paths = 1 if is_branching(seed) else shape.max_paths
+        return replace(shape, oversample=oversample, filter_zero_variance=True, max_paths=max_paths)
 
     def scheduler(self) -> SchedulerConfig:
         cells = tuple(
@@ -100,7 +107,10 @@ def run_config(shape: Shape, *, num_gateways: int) -> RunConfig:
                 "filter_zero_variance": shape.filter_zero_variance,
             },
             "sampling": {"max_new_tokens": 64, "context_tokens": 400},
-            "training": {"micro_step_tokens": shape.micro_step_tokens},
+            "training": {
+                "micro_step_tokens": shape.micro_step_tokens,
+                "max_paths": shape.max_paths,
+            },
             "harness": {"timeout_s": 120.0},
             "gateway": {"num_processes": num_gateways},
         }

@@ -57,7 +57,7 @@ from tests.sim.seeded_hosts import WorldLoop
 from tests.sim.seeded_loop import HOST, Deadlock, Host, Mode, waiting_tasks
 from tests.sim.seeded_policy import renderer
 from tests.sim.seeded_sandbox import SeededSandbox
-from tests.sim.seeded_shape import Shape, run_config
+from tests.sim.seeded_shape import Shape, is_branching, run_config
 from tests.sim.seeded_wire import MemoryTransport
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -104,6 +104,7 @@ def stormy(seed: int) -> Weather:
         crash_rate=0.05 if is_rough else 0.0,
         hang_rate=0.02 if is_rough else 0.0,
         side_call_rate=rng.choice([0.0, 0.2]),
+        renew_rate=0.5 if is_branching(seed) else 0.0,
     )
     return Weather(
         zero_rate=rng.choice([0.05, 0.2, 0.5]),
