@@ -9,18 +9,17 @@ step is done by a member whose sums entered the reduce; weights are fixed until 
 import asyncio
 import logging
 import math
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from zlib import crc32
 
 from opengyre.control.facts import GroupAssigned, GroupReturned, MemberAdmitted, StepCommitted
 from opengyre.control.ids import GroupId
 from opengyre.runtime import messages as m
+from opengyre.runtime.digests import digest_of, fill_of
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.processes import Processes
 from opengyre.runtime.step_figures import StepFigures
-from opengyre.seams.cells import MicroStep, StepCounts, TrainedPath, UpdateNorms
+from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Descriptor
 from opengyre.store.observations import (
@@ -28,7 +27,6 @@ from opengyre.store.observations import (
     MemberJoined,
     MicroStepDone,
     MicroStepReturned,
-    PathDigest,
     StepReport,
 )
 from opengyre.trainer.stream import StepStream
@@ -290,7 +288,7 @@ class Steps:
                 members=figures.members,
                 num_flat_tokens=sum(len(one.token_ids) for one in made),
                 num_repeated_tokens=sum(one.num_repeated_tokens for one in made),
-                fill=_fill(made, self._parts.budget_tokens),
+                fill=fill_of(made, self._parts.budget_tokens),
                 opened_s=opened.opened_s,
                 closed_s=self._now_s(),
             )
@@ -323,47 +321,9 @@ def _done_row(told: m.Finished, micro_step: MicroStep) -> MicroStepDone:
         groups=list(dict.fromkeys(path.group for path in micro_step.paths)),
         num_tokens=told.num_tokens,
         run_s=told.run_s,
-        paths=[_digest(micro_step, path) for path in micro_step.paths],
+        paths=[digest_of(micro_step, path) for path in micro_step.paths],
     )
-
-
-def _digest(micro_step: MicroStep, path: TrainedPath) -> PathDigest:
-    """What was trained, so that it can be compared with what the engines sampled (P10)."""
-    ids = [token for a, b in path.pieces for token in micro_step.token_ids[a:b]]
-    logprobs = [value for a, b in path.trained for value in micro_step.logprobs[a:b]]
-    return PathDigest(
-        execution=path.execution,
-        group=path.group,
-        turn=path.turn,
-        num_tokens=len(ids),
-        ids_crc32=crc32(array("i", ids).tobytes()),
-        trained=_depths(path),
-        logprobs_crc32=crc32(array("f", logprobs).tobytes()),
-    )
-
-
-def _depths(path: TrainedPath) -> list[tuple[int, int]]:
-    """The flat ranges that a path trains as depths of its line, neighbours joined."""
-    depths: list[tuple[int, int]] = []
-    for start, end in path.trained:
-        before = 0
-        for low, high in path.pieces:
-            if low <= start < high:
-                begin = before + start - low
-                if depths and depths[-1][1] == begin:
-                    begin = depths.pop()[0]
-                depths.append((begin, before + end - low))
-            before += high - low
-    return depths
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no other numbers."""
     return value if math.isfinite(value) else None
-
-
-def _fill(made: list[MicroStep], budget_tokens: int) -> float | None:
-    """Mean share of the budget that micro-steps with tokens used; over 1 with a path longer
-    than it. None if there was none."""
-    sizes = [len(one.token_ids) for one in made if one.token_ids]
-    return sum(sizes) / (len(sizes) * budget_tokens) if sizes else None
