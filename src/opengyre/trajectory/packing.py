@@ -73,7 +73,8 @@ class PackedRows:
 
 
 def pack(bundles: Sequence[Bundle]) -> PackedRows:
-    """Lay out `bundles`: each path is one segment, which holds what no path before it holds."""
+    """Lay out `bundles`: each path is one segment, which holds what no path before it holds, if
+    it holds any."""
     packer = _Packer()
     for bundle in bundles:
         packer.begin_bundle()
@@ -104,10 +105,11 @@ class _Packer:
         start = self._num_tokens
         for piece in row.path.pieces:
             placed += self._place(piece)
-        shared = [at for at in placed if at[1] < start]
-        self._segments.append(
-            PackedSegment(start=start, end=self._num_tokens, ancestors=_flat(shared))
-        )
+        if start < self._num_tokens:
+            shared = [at for at in placed if at[1] < start]
+            self._segments.append(
+                PackedSegment(start=start, end=self._num_tokens, ancestors=_flat(shared))
+            )
         trained = tuple(
             part for begin, end in row.path.trained for part in _between(placed, begin, end)
         )
