@@ -6,6 +6,7 @@ e000002 (one turn). Group 3: two executions without a verdict, void. e000005 is 
 
 import zlib
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,14 @@ MAX_PATHS = 2
 
 
 class TreeTape(Tape):
-    """`records` of each execution in the order in which they were made."""
+    """`records` of each execution in the order in which they were made; `first` calls those of
+    e000001, of which the first `num_given_up` are of a launch that was given up."""
 
-    def __init__(self, tokens: Path) -> None:
+    def __init__(self, tokens: Path, first: "Callable[[TreeTape], None] | None" = None) -> None:
         super().__init__(tokens, _write_rows)
+        self.first = first_execution if first is None else first
         self.records: dict[str, list[TokenRecord]] = {}
+        self.num_given_up = 0
 
     def call(
         self,
@@ -105,7 +109,7 @@ def _write_rows(tape: Tape) -> None:
     for number in range(1, 6):
         tape.do(c.Launch, execution=execution_id(number), engine=S0)
         _launch(tape, number, 1)
-    first_execution(tape)
+    tape.first(tape)
     tape.close(1, 1.0)
     tape.call("e000002.t1")
     tape.close(2, 0.0)
@@ -122,6 +126,7 @@ def _write_rows(tape: Tape) -> None:
 
 def first_execution(tape: TreeTape) -> None:
     tape.call("e000001.t1")
+    tape.num_given_up = 1
     _launch(tape, 1, 2)
     root = {"fork_reason": ForkReason.NEW_ROOT.value}
     tape.call("e000001.t2", injected=40)
@@ -143,15 +148,12 @@ def first_execution(tape: TreeTape) -> None:
 
 def train(tape: TreeTape) -> None:
     """One step that consumes group 1."""
-    members = [
-        Member(
-            execution=name,
-            tree=tree_of(records[1:], given_up=records[:1]) if n == 1 else tree_of(records),
-            reward=tape.rewards[name],
-            seed=n,
-        )
-        for n, (name, records) in enumerate(list(tape.records.items())[:2], start=1)
-    ]
+    members = []
+    for number, given_up in ((1, tape.num_given_up), (2, 0)):
+        name = execution_id(number)
+        records = tape.records[name]
+        tree = tree_of(records[given_up:], given_up=records[:given_up])
+        members.append(Member(execution=name, tree=tree, reward=tape.rewards[name], seed=number))
     settings = GroupSettings(
         selection=SelectionSettings(max_paths=MAX_PATHS),
         baseline=Baseline.MEAN_STD,

@@ -79,16 +79,51 @@ def test_verify_fails_with_exit_1_when_a_table_or_a_segment_was_changed(run: Pat
     assert "e000010.t0 attempt 1: tokens: segment 0" in text
 
 
-def test_inspect_shows_the_turns_of_one_execution(run: Path) -> None:
+def test_inspect_shows_the_tree_of_one_execution_and_its_attempts(run: Path) -> None:
     code, text, _ = gyre("inspect", run, "e000002")
     assert code == 0
+    assert text.startswith("e000002  group g00001, task trail-2, completed, step 0")
+    code, text, _ = gyre("inspect", run, "e000002", "--all")
     assert "2@c0/v0 4@s0/v0" in text
-    assert "outcome       completed" in text
     code, text, _ = gyre("inspect", run, "e000002", "--json")
     assert [one["turn"] for one in json.loads(text)["turns"]] == ["t0"]
+    assert json.loads(text)["tokens"]["trained"] == 6
+    code, text, _ = gyre("inspect", run, "e000002", "--svg", run / "tree.svg")
+    assert code == 0
+    assert (run / "tree.svg").read_text().startswith("<svg ")
     code, _, errors = gyre("inspect", run, "e999999")
     assert code == 2
     assert errors.strip() == f"gyre: e999999: no such execution in {run} (the last one is e000010)"
+
+
+def test_inspect_without_an_execution_is_a_table_that_can_be_narrowed(run: Path) -> None:
+    code, text, _ = gyre("inspect", run)
+    assert code == 0
+    assert len(text.splitlines()) == 1 + 10
+    code, text, _ = gyre("inspect", run, "--group", "g00001", "--worst", 1)
+    assert [line.split()[0] for line in text.splitlines()] == ["execution", "e000002"]
+    code, text, _ = gyre("inspect", run, "--step", 1, "--json")
+    told = json.loads(text)
+    assert [one["execution"] for one in told] == [f"e{n:06d}" for n in (6, 7, 8, 9)]
+    assert {one["tokens"]["trained"] for one in told} == {6}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--best", 1, "--worst", 1), "--best --worst: expected one of them"),
+        (("e000001", "--step", 0), "e000001: expected no --group, --step, --best or --worst"),
+        (("--svg", "tree.svg"), "--svg: expected the name of an execution, like e000123"),
+        (("--all",), "--all: expected the name of an execution, like e000123"),
+        (("--group", "g00099"), "--group g00099: no such group in "),
+    ],
+)
+def test_what_inspect_cannot_do_together_is_refused(
+    run: Path, arguments: tuple[object, ...], words: str
+) -> None:
+    code, text, errors = gyre("inspect", run, *arguments)
+    assert (code, text) == (2, "")
+    assert errors.startswith(f"gyre: {words}")
 
 
 def test_report_draws_a_png_of_1600_by_1200_into_the_run_folder_or_elsewhere(run: Path) -> None:

@@ -1,13 +1,13 @@
 """A tree of turns as spines, each with what branches off it, in the order in which it is read.
 
 Owns: which node goes on from which, and which attempts are told together. Must not know text or
-pictures. Invariants: each node is in one stretch of one spine; a spine has one role.
+pictures. Invariants: each node is in one spine; a spine has one role.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from opengyre.trajectory.tree import Fork, Node
+from opengyre.trajectory.tree import Fork
 from opengyre.views.trees import NodeEnd
 
 BEGINNINGS = frozenset({Fork.SUB_AGENT, Fork.SUMMARY, Fork.COMPACTION, Fork.SIDE})
@@ -15,62 +15,57 @@ BEGINNINGS = frozenset({Fork.SUB_AGENT, Fork.SUMMARY, Fork.COMPACTION, Fork.SIDE
 
 
 @dataclass(slots=True, kw_only=True)
-class Stretch:
-    """Neighbours on a spine: the first, and those that simply go on, or did the same as it."""
+class Spine:
+    """A node, the one that goes on from it (or from a part of it), and so on; `branches` by the
+    place in `ends` that they leave. `is_joined`: `ends` are single calls beside each other."""
 
     ends: list[NodeEnd]
-    branches: list["Spine"] = field(default_factory=list)
+    branches: list[tuple[int, "Spine"]] = field(default_factory=list)
+    is_joined: bool = False
 
     @property
-    def first(self) -> Node:
-        return self.ends[0].node
-
-    @property
-    def last(self) -> Node:
-        return self.ends[-1].node
-
-    def takes(self, node: Node) -> bool:
-        return node.fork in (Fork.CONTINUED, self.last.fork) and node.fork is not Fork.RETRY
+    def num_tokens(self) -> int:
+        """Depth behind its deepest token."""
+        return max(end.node.end for end in self.ends)
 
 
-@dataclass(slots=True, kw_only=True)
-class Spine:
-    """A node, the one that goes on from it, and so on."""
-
-    stretches: list[Stretch]
-
-    @property
-    def ends(self) -> list[NodeEnd]:
-        return [end for stretch in self.stretches for end in stretch.ends]
-
-
-def spines_of(ends: Sequence[NodeEnd], *, is_collapsed: bool = True) -> list[Spine]:
-    """The spines that begin at a root, with all others as branches; not collapsed, a stretch is
-    one attempt."""
+def spines_of(ends: Sequence[NodeEnd]) -> list[Spine]:
+    """The spines that begin at a root, with all others as their branches."""
     children: dict[int, list[NodeEnd]] = {}
     for end in ends:
-        parent = end.node.parent
-        children.setdefault(-1 if parent is None else parent.index, []).append(end)
+        if end.node.parent is not None:
+            children.setdefault(end.node.parent.index, []).append(end)
     next_of = {parent: _next_of(some) for parent, some in children.items()}
-    spine_of: dict[int, Spine] = {}
-    stretch_of: dict[int, Stretch] = {}
+    place_of: dict[int, tuple[Spine, int]] = {}
     roots: list[Spine] = []
     for end in ends:
-        node = end.node
-        parent = node.parent
+        parent = end.node.parent
         if parent is not None and next_of[parent.index] is end:
-            spine = spine_of[parent.index]
-            last = spine.stretches[-1]
-            if is_collapsed and last.takes(node):
-                last.ends.append(end)
-            else:
-                spine.stretches.append(Stretch(ends=[end]))
+            spine, _ = place_of[parent.index]
+            spine.ends.append(end)
         else:
-            spine = Spine(stretches=[Stretch(ends=[end])])
-            (roots if parent is None else stretch_of[parent.index].branches).append(spine)
-        spine_of[node.index] = spine
-        stretch_of[node.index] = spine.stretches[-1]
+            spine = Spine(ends=[end])
+            if parent is None:
+                roots.append(spine)
+            else:
+                above, place = place_of[parent.index]
+                above.branches.append((place, spine))
+        place_of[end.node.index] = (spine, len(spine.ends) - 1)
     return roots
+
+
+def joined(spines: Sequence[Spine]) -> list[Spine]:
+    """Single calls of one kind are told together, where the first of them stood."""
+    found: dict[tuple[object, ...], Spine] = {}
+    for number, spine in enumerate(spines):
+        first = spine.ends[0].node
+        is_single = len(spine.ends) == 1 and not spine.branches
+        key = (first.fork, first.role, first.is_committed) if is_single else (number,)
+        if key in found:
+            found[key] = Spine(ends=[*found[key].ends, *spine.ends], is_joined=True)
+        else:
+            found[key] = spine
+    return list(found.values())
 
 
 def _next_of(children: Sequence[NodeEnd]) -> NodeEnd | None:

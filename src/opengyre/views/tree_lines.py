@@ -9,15 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from opengyre.trajectory.account import TokenAccount
-from opengyre.trajectory.tree import Fork
-from opengyre.views.spines import Spine, Stretch, spines_of
+from opengyre.trajectory.tree import Fork, Node
+from opengyre.views.spines import Spine, joined, spines_of
 from opengyre.views.tables import table, turn_cells
 from opengyre.views.trees import ExecutionTree, NodeEnd
 
 
 def tree_lines(tree: ExecutionTree, *, is_all: bool = False) -> list[str]:
-    """The header, then a line for each stretch, or with `is_all` for each attempt."""
-    rows = list(_rows(spines_of(tree.ends, is_collapsed=not is_all), depth=0, is_all=is_all))
+    """The header, then a line for each spine, or with `is_all` for each attempt."""
+    spines = spines_of(tree.ends)
+    rows = list(_all_rows(spines, depth=0) if is_all else _spine_rows(spines, depth=0))
     return [*header_lines(tree), "", *(table(rows) if rows else ["no turns"])]
 
 
@@ -60,19 +61,21 @@ def _reward_words(tree: ExecutionTree) -> str:
     return words if tree.advantage is None else f"{words}, advantage {tree.advantage:+.4f}"
 
 
-def _rows(spines: Sequence[Spine], *, depth: int, is_all: bool) -> Iterator[dict[str, Any]]:
-    """Depth first, with a spine's branches behind the stretch that they leave."""
-    for spine in spines:
-        for stretch in spine.stretches:
-            yield _stretch_cells(stretch, depth) if not is_all else _turn_row(stretch, depth)
-            yield from _rows(stretch.branches, depth=depth + 1, is_all=is_all)
+def _spine_rows(spines: Sequence[Spine], *, depth: int) -> Iterator[dict[str, Any]]:
+    for spine in joined(spines):
+        yield _spine_cells(spine.ends, depth)
+        yield from _spine_rows([branch for _, branch in spine.branches], depth=depth + 1)
 
 
-def _stretch_cells(stretch: Stretch, depth: int) -> dict[str, Any]:
-    ends = stretch.ends
+def _spine_cells(ends: Sequence[NodeEnd], depth: int) -> dict[str, Any]:
     spans = [span for end in ends for span in end.node.spans]
+    first, last, num = ends[0].node, ends[-1].node, len(ends)
+    turns = short(first) if num == 1 else f"{short(first)}..{short(last)} ({num})"
     return {
-        **_place_cells(stretch, depth),
+        "fork": _indent(depth) + _fork_words(ends),
+        "role": first.role.value,
+        "turns": turns,
+        "keeps": _kept_words(first),
         "injected": sum(end.node.num_injected for end in ends),
         "sampled": sum(end.node.num_sampled for end in ends),
         "trained": sum(end.num_trained for end in ends),
@@ -82,12 +85,23 @@ def _stretch_cells(stretch: Stretch, depth: int) -> dict[str, Any]:
     }
 
 
-def _turn_row(stretch: Stretch, depth: int) -> dict[str, Any]:
-    (end,) = stretch.ends
+def _all_rows(spines: Sequence[Spine], *, depth: int) -> Iterator[dict[str, Any]]:
+    """Branches stand behind the attempt that they leave."""
+    for spine in spines:
+        for place, end in enumerate(spine.ends):
+            yield _turn_cells(end, depth)
+            here = [branch for at, branch in spine.branches if at == place]
+            yield from _all_rows(here, depth=depth + 1)
+
+
+def _turn_cells(end: NodeEnd, depth: int) -> dict[str, Any]:
     cells = turn_cells(end.record)
     names = ("sampled", "calls", "malformed", "watched", "finish", "took s", "held s")
     return {
-        **_place_cells(stretch, depth),
+        "fork": _indent(depth) + end.node.fork.value,
+        "role": end.node.role.value,
+        "turn": short(end.node),
+        "keeps": _kept_words(end.node),
         "injected": end.node.num_injected,
         "trained": end.num_trained,
         "not trained": _rest_words([end]) or "-",
@@ -95,34 +109,29 @@ def _turn_row(stretch: Stretch, depth: int) -> dict[str, Any]:
     }
 
 
-def _place_cells(stretch: Stretch, depth: int) -> dict[str, Any]:
-    parent = stretch.first.parent
-    is_plain = stretch.first.fork is Fork.CONTINUED
-    return {
-        "fork": "|  " * max(0, depth - 1) + "+- " * (depth > 0) + _fork_words(stretch),
-        "role": stretch.first.role.value,
-        "turns": _turns(stretch),
-        "keeps": "-" if parent is None or is_plain else f"{stretch.first.begin} of {short(parent)}",
-    }
+def _indent(depth: int) -> str:
+    return "|  " * (depth - 1) + "+- " if depth else ""
 
 
-def _fork_words(stretch: Stretch) -> str:
-    word = stretch.first.fork.value
-    num = sum(end.node.fork is stretch.first.fork for end in stretch.ends)
-    is_told = num > 1 and stretch.first.fork is not Fork.CONTINUED
-    return f"{word} x{num}" if is_told else word
+def _kept_words(node: Node) -> str:
+    if node.parent is None or node.fork is Fork.CONTINUED:
+        return "-"
+    return f"{node.begin} of {short(node.parent)}"
 
 
-def _turns(stretch: Stretch) -> str:
-    num = len(stretch.ends)
-    if num == 1:
-        return short(stretch.first)
-    return f"{short(stretch.first)}..{short(stretch.last)} ({num})"
+def _fork_words(ends: Sequence[NodeEnd]) -> str:
+    """What began it, then what happened on the way."""
+    first = ends[0].node.fork
+    counts = Counter(end.node.fork for end in ends[1:])
+    num = counts.pop(first, 0) if first not in (Fork.CONTINUED, Fork.ROOT) else 0
+    counts.pop(Fork.CONTINUED, None)
+    words = [f"{num + 1} {first.value}" if num else first.value]
+    return ", ".join([*words, *(f"{num} {fork.value}" for fork, num in counts.items())])
 
 
-def short(node: Any) -> str:
-    """`t7`, or `t7#1` for another attempt than the first."""
-    turn = str(node.turn).partition(".")[2]
+def short(node: Node) -> str:
+    """`t7`, or `t7#1` for a call that was made again."""
+    turn = node.turn.partition(".")[2]
     return turn if node.fork is not Fork.RETRY else f"{turn}#{node.attempt}"
 
 

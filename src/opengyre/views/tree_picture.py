@@ -11,8 +11,9 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from opengyre.seams.errors import ConfigError
+from opengyre.trajectory.tree import Fork
 from opengyre.trajectory.turns import Role
-from opengyre.views.spines import Spine, spines_of
+from opengyre.views.spines import Spine, joined, spines_of
 from opengyre.views.tree_lines import header_lines, short
 from opengyre.views.trees import ExecutionTree, NodeEnd
 
@@ -75,14 +76,14 @@ def tree_svg(tree: ExecutionTree) -> str:
     scale = (WIDTH - 2 * MARGIN) / num_tokens
     placed = _placed(spines_of(tree.ends), gap=round(60 / scale))
     num_lanes = 1 + max((one.lane for one in placed), default=0)
-    height = HEADER + num_lanes * LANE + 36
+    height = HEADER + num_lanes * LANE + 48
     lines = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' "
         f"width='{WIDTH}' height='{height}' {FONT} font-size='11' fill='{INK}'>",
         *_patterns(),
         f"<rect width='{WIDTH}' height='{height}' fill='white'/>",
         *_header(tree),
-        *_axis(num_tokens, scale, top=HEADER - 8, bottom=height - 26),
+        *_axis(num_tokens, scale, top=HEADER - 8, bottom=height - 38),
         *(line for one in placed for line in _spine(one, scale)),
         "</svg>",
     ]
@@ -92,40 +93,56 @@ def tree_svg(tree: ExecutionTree) -> str:
 def _placed(spines: Sequence[Spine], *, gap: int) -> list[_Placed]:
     """Depth first, so that branches lie close below what they leave."""
     lanes, placed = _Lanes(), list[_Placed]()
-    waiting: list[tuple[Spine, int | None]] = [(one, None) for one in reversed(spines)]
+    waiting: list[tuple[Spine, int | None]] = [(one, None) for one in reversed(joined(spines))]
     while waiting:
         spine, parent_lane = waiting.pop()
         begin = min(end.node.begin for end in spine.ends)
-        deepest = max(end.node.end for end in spine.ends)
         below = -1 if parent_lane is None else parent_lane
-        lane = lanes.place(begin, deepest, below=below, gap=gap)
+        lane = lanes.place(begin, spine.num_tokens, below=below, gap=gap)
         placed.append(_Placed(spine=spine, lane=lane, parent_lane=parent_lane))
-        branches = [one for stretch in spine.stretches for one in stretch.branches]
+        branches = joined([one for _, one in spine.branches])
         waiting += [(one, lane) for one in reversed(branches)]
     return placed
 
 
 def _spine(placed: _Placed, scale: float) -> Iterator[str]:
     y = HEADER + placed.lane * LANE + 14
-    first = placed.spine.stretches[0].first
     if placed.parent_lane is not None:
-        x = MARGIN + first.begin * scale
+        x = MARGIN + placed.spine.ends[0].node.begin * scale
         top = HEADER + placed.parent_lane * LANE + 14 + BAR
         yield f"<path d='M{x:.1f} {top}V{y + BAR / 2}' stroke='#aaaaaa' fill='none'/>"
-    label_end = -1.0
-    for stretch in placed.spine.stretches:
-        node = stretch.first
-        x = MARGIN + node.begin * scale
-        words = f"{node.fork.value.replace('_', ' ')} {short(node)}"
-        if x > label_end:
-            yield f"<text x='{x:.1f}' y='{y - 3}'>{escape(words)}</text>"
-            label_end = x + CHAR * len(words)
-    previous: NodeEnd | None = None
+    if placed.spine.is_joined:
+        yield from _longest(placed.spine, y, scale)
+        return
+    yield from _labels(placed.spine, y, scale)
+    before = 0
     for end in placed.spine.ends:
-        if previous is not None and end.node.begin < previous.node.end:
+        if end.node.begin < before:
             yield _cut_mark(MARGIN + end.node.begin * scale, y)
         yield from _bar(end, y, scale)
-        previous = end
+        before = end.node.end
+
+
+def _longest(spine: Spine, y: int, scale: float) -> Iterator[str]:
+    """One of many single calls of a kind."""
+    end = max(spine.ends, key=lambda one: len(one.node.ids))
+    x, num = MARGIN + end.node.begin * scale, len(spine.ends)
+    words = f"{num} times {end.node.fork.value.replace('_', ' ')}, the longest is {short(end.node)}"
+    yield f"<text x='{x:.1f}' y='{y - 3}'>{escape(words)}</text>"
+    yield from _bar(end, y, scale)
+
+
+def _labels(spine: Spine, y: int, scale: float) -> Iterator[str]:
+    """What each node is that does not simply go on, where there is room for it."""
+    free_from = -1.0
+    for place, end in enumerate(spine.ends):
+        x = MARGIN + end.node.begin * scale
+        words = f"{end.node.fork.value.replace('_', ' ')} {short(end.node)}"
+        x = min(x, WIDTH - CHAR * len(words))
+        is_told = place == 0 or end.node.fork is not Fork.CONTINUED
+        if is_told and x > free_from:
+            yield f"<text x='{x:.1f}' y='{y - 3}'>{escape(words)}</text>"
+            free_from = x + CHAR * len(words)
 
 
 def _bar(end: NodeEnd, y: int, scale: float) -> Iterator[str]:
@@ -222,7 +239,7 @@ def _axis(num_tokens: int, scale: float, *, top: int, bottom: int) -> Iterator[s
         yield f"<path d='M{x:.1f} {top}V{bottom}' stroke='#e6e6e6'/>"
         yield f"<text x='{x:.1f}' y='{bottom + 14}' text-anchor='middle'>{depth}</text>"
     words = "depth in tokens"
-    yield f"<text x='{WIDTH - MARGIN}' y='{bottom + 24}' text-anchor='end'>{words}</text>"
+    yield f"<text x='{WIDTH - MARGIN}' y='{bottom + 30}' text-anchor='end'>{words}</text>"
 
 
 def _round_step(num_tokens: int) -> int:
