@@ -74,17 +74,19 @@ def trainable_of(tree: Tree, node: Node, trained_roles: Sequence[Role]) -> Range
 
 
 def leaves_of(tree: Tree, trained_roles: Sequence[Role]) -> list[Node]:
-    """Nodes with trainable tokens that no node with trainable tokens goes on from whole."""
-    goes_on = [False] * len(tree.nodes)
+    """Nodes with trainable tokens whose line is not the beginning of another such node's."""
+    is_held = [False] * len(tree.nodes)
+    reaches = [False] * len(tree.nodes)
     leaves: list[Node] = []
     for node in reversed(tree.nodes):
         begin, end = trainable_of(tree, node, trained_roles)
-        is_trainable = begin < end
-        if is_trainable and not goes_on[node.index]:
+        if begin < end and not is_held[node.index]:
             leaves.append(node)
+        reaches[node.index] |= begin < end
         parent = node.parent
-        if parent is not None and node.begin == parent.end:
-            goes_on[parent.index] |= is_trainable or goes_on[node.index]
+        if parent is not None and reaches[node.index]:
+            reaches[parent.index] = True
+            is_held[parent.index] |= node.begin == parent.end
     leaves.reverse()
     return leaves
 
