@@ -127,8 +127,8 @@ def _print(report: "TryReport") -> None:
         "tokens": f"{report.num_sampled_tokens} sampled, {report.num_trainable_tokens} trainable "
         f"in {report.num_paths} paths",
     }
-    for reason, number in report.forks.items():
-        rows[f"{number} forked"] = reason
+    if report.forks:
+        rows["forks"] = ", ".join(f"{number} {fork}" for fork, number in report.forks.items())
     for name, words in rows.items():
         typer.echo(f"{name:10} {words}")
     for problem in report.problems:

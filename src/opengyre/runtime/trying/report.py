@@ -16,6 +16,9 @@ from opengyre.runtime.trying.execution import Played
 from opengyre.seams.records import TokenRecord
 from opengyre.store.trees import tree_of
 from opengyre.trajectory.selection import Selection, SelectionSettings, select
+from opengyre.trajectory.tree import Fork, Tree
+
+PLAIN = (Fork.ROOT, Fork.CONTINUED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,8 @@ def report_of(
     """`must_solve`: a reward of less than 1 is a problem, because the policy knew the solution."""
     turns = [record.header for record in records]
     committed = [turn for turn in turns if turn.is_committed]
-    selection = _all_paths(records)
+    tree = tree_of(records)
+    selection = _all_paths(tree)
     account = selection.account
     result, verdict = played.result, played.verdict
     problems = []
@@ -76,7 +80,7 @@ def report_of(
         num_requests=len(turns),
         num_committed_turns=len(committed),
         turns_by_role=dict(Counter(turn.role for turn in committed)),
-        forks=dict(Counter(turn.fork_reason for turn in committed if turn.fork_reason)),
+        forks=dict(Counter(node.fork.value for node in tree.nodes if node.fork not in PLAIN)),
         num_paths=len(selection.paths),
         num_sampled_tokens=account.sampled,
         num_trainable_tokens=account.trained,
@@ -85,6 +89,6 @@ def report_of(
     )
 
 
-def _all_paths(records: Sequence[TokenRecord]) -> Selection:
+def _all_paths(tree: Tree) -> Selection:
     settings = SelectionSettings(max_paths=0)
-    return select(tree_of(records), settings=settings, rng=np.random.default_rng(0))
+    return select(tree, settings=settings, rng=np.random.default_rng(0))
