@@ -44,12 +44,13 @@ class TreeTape(Tape):
         *,
         parent: str = "",
         kept: int = 0,
-        injected: int = 20,
-        sampled: int = 10,
+        sizes: tuple[int, int] = (20, 10),
         role: Role = Role.MAIN,
         **fields: Any,
     ) -> None:
-        """A turn that keeps `kept` tokens of `parent`; ids are different in each."""
+        """A turn that keeps `kept` tokens of `parent`, with `sizes` injected and sampled ones; ids
+        are different in each."""
+        injected, sampled = sizes
         execution = name.partition(".")[0]
         base = 1000 * (1 + sum(map(len, self.records.values())))
         told: dict[str, Any] = {
@@ -129,13 +130,13 @@ def first_execution(tape: TreeTape) -> None:
     tape.num_given_up = 1
     _launch(tape, 1, 2)
     root = {"fork_reason": ForkReason.NEW_ROOT.value}
-    tape.call("e000001.t2", injected=40)
-    tape.call("e000001.t3", injected=8, sampled=4, role=Role.SIDE, **root)
+    tape.call("e000001.t2", sizes=(40, 10))
+    tape.call("e000001.t3", sizes=(8, 4), role=Role.SIDE, **root)
     tape.call("e000001.t4", parent="e000001.t2", kept=50)
-    tape.call("e000001.t5", injected=30, role=Role.SUB_AGENT, **root)
+    tape.call("e000001.t5", sizes=(30, 10), role=Role.SUB_AGENT, **root)
     tape.call("e000001.t6", parent="e000001.t5", kept=40, role=Role.SUB_AGENT)
     cut = {"is_committed": False, "finish": "cancelled"}
-    tape.call("e000001.t7", parent="e000001.t4", kept=80, sampled=3, **cut)
+    tape.call("e000001.t7", parent="e000001.t4", kept=80, sizes=(20, 3), **cut)
     tape.call("e000001.t7", parent="e000001.t4", kept=80, attempt=1)
     tape.call("e000001.t8", parent="e000001.t7", kept=110, role=Role.MAIN_SUMMARY)
     tape.call("e000001.t9", parent="e000001.t2", kept=25, **root)

@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,6 +15,7 @@ from opengyre.store import observations as seen
 from opengyre.store.observations import Role
 from opengyre.views.notes import notes_of
 from opengyre.views.terminal import EngineLane, TerminalView, ViewState, plain_line
+from opengyre.views.words import step_words
 
 STATE = ViewState(
     wall_s=12.0,
@@ -166,7 +168,51 @@ def test_a_watcher_gets_a_line_for_what_matters_and_none_for_the_rest() -> None:
 def test_a_step_tells_the_shaped_mean_beside_the_raw_one_where_it_differs(
     mean_shaped: float | None, words: str
 ) -> None:
-    step = seen.StepReport(
+    step = report(mean_shaped=mean_shaped)
+    line = f"step 3: 1 group, version 4, mean reward {words}, 20 tokens trained"
+    assert notes_of(step) == [line]
+
+
+def test_a_step_tells_in_one_line_where_the_tokens_of_its_executions_ended() -> None:
+    kept = {"execution": "e000001", "reward": 1.0, "shaped": 1.0, "advantage": 1.0}
+    step = report(
+        is_short=True,
+        watched_share=0.25,
+        num_flat_tokens=100,
+        num_repeated_tokens=152,
+        fill=0.875,
+        members=[
+            seen.MemberAccount(**kept, sampled=33, trained=20, masked={"not_selected": 13}),
+            seen.MemberAccount(
+                **kept,
+                sampled=9,
+                trained=0,
+                masked={"not_selected": 1, "no_variance": 4},
+                dropped={"relaunched": 4},
+            ),
+        ],
+    )
+    assert step_words(step) == (
+        "short step 3: 1 group, version 4, mean reward 0.500, 20 tokens trained, "
+        "18 masked (14 not_selected, 4 no_variance), 4 dropped (4 relaunched), "
+        "25% of the best touched tests, tree 1.52x, fill 88%"
+    )
+    refused = report(is_applied=False, mean_reward=None)
+    assert step_words(refused) == "step 3: 1 group, no update, mean reward none, 20 tokens trained"
+
+
+def test_the_last_step_stays_in_the_live_view_and_is_cut_at_the_width() -> None:
+    one, output = console(is_terminal=False, width=60)
+    state = replace(STATE, last_step="step 3: 1 group, version 4, " + "x" * 80)
+    one.print(TerminalView(one, is_live=False).render(state))
+    (line,) = [line for line in output.getvalue().splitlines() if "version 4" in line]
+    assert line.startswith("  last       step 3: 1 group, version 4, xxx")
+    assert len(line) == 60
+
+
+def report(**fields: Any) -> seen.StepReport:
+    told: dict[str, Any] = {"mean_reward": 0.5, "is_applied": True, "is_short": False, **fields}
+    return seen.StepReport(
         step=3,
         version_before=3,
         version_after=4,
@@ -176,11 +222,7 @@ def test_a_step_tells_the_shaped_mean_beside_the_raw_one_where_it_differs(
         num_tokens=20,
         loss=None,
         grad_norm=0.1,
-        is_applied=True,
-        is_short=False,
-        mean_reward=0.5,
-        mean_shaped=mean_shaped,
         opened_s=0.0,
         closed_s=1.0,
+        **told,
     )
-    assert notes_of(step) == [f"step 3: 1 group, 20 tokens, version 4, mean reward {words}"]

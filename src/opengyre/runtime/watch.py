@@ -16,13 +16,14 @@ from opengyre.control.cells import CellRole, EngineState
 from opengyre.control.view import EngineView, SchedulerView
 from opengyre.runtime.run import Run, RunEnd
 from opengyre.store.journal import read_journal
-from opengyre.store.observations import Role
+from opengyre.store.observations import Role, StepReport
 from opengyre.store.run_folder import open_run_folder
 from opengyre.views.fold import Fold
 from opengyre.views.report import draw_report
 from opengyre.views.run_state import RunState
 from opengyre.views.summary import summarise
 from opengyre.views.terminal import EngineLane, TerminalView, ViewState
+from opengyre.views.words import step_words
 
 SHOW_EVERY_S = 0.5
 RATE_WINDOW = 20
@@ -112,6 +113,7 @@ def view_state(run: Run, rate: _Rate) -> ViewState:
         num_needed=seen.need,
         groups_per_step=run.opened.config.schedule.groups_per_step,
         last_reward=reports[-1]["mean_reward"] if reports else None,
+        last_step=step_words(StepReport(**reports[-1])) if reports else "",
         last_eval=run.results.last_eval,
         tokens_per_s=rate.per_s(wall_s, run.told.num_sampled_tokens),
         num_continued=run.told.num_continued,

@@ -6,7 +6,7 @@ steps told of their members, never taken from it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from opengyre.seams.records import TurnRecord
@@ -23,6 +23,7 @@ from opengyre.views.consumed import (
 from opengyre.views.findings import CheckResult, Findings
 from opengyre.views.restored import Line, Lines
 from opengyre.views.run_state import RunState
+from opengyre.views.words import tokens_by_reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +182,5 @@ def _total_lines(total: TokenAccount) -> list[str]:
     masked, dropped = sum(total.masked.values()), sum(total.dropped.values())
     parts = f"{total.trained} trained + {masked} masked + {dropped} dropped"
     lines = [f"{total.sampled} tokens sampled = {parts}"]
-    lines += [f"masked: {_by_reason(total.masked)}"] if masked else []
-    return lines + ([f"dropped: {_by_reason(total.dropped)}"] if dropped else [])
-
-
-def _by_reason(counts: Mapping[str, int]) -> str:
-    in_order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{num} {reason}" for reason, num in in_order)
+    lines += [f"masked: {tokens_by_reason(total.masked)}"] if masked else []
+    return lines + ([f"dropped: {tokens_by_reason(total.dropped)}"] if dropped else [])

@@ -8,7 +8,7 @@ from opengyre.control import facts as f
 from opengyre.store import observations as seen
 from opengyre.store.codec import JournalValue
 from opengyre.views.summary import mean_eval
-from opengyre.views.words import number, reward
+from opengyre.views.words import number, reward, step_words
 
 
 def notes_of(value: JournalValue) -> list[str]:
@@ -52,7 +52,7 @@ def _observation_note(value: JournalValue) -> str:
         case seen.MemberJoined(is_mid_batch=True):
             return f"cell {value.cell} joined step {value.step} mid-batch"
         case seen.StepReport():
-            return _step_note(value)
+            return step_words(value)
         case seen.EvalResult():
             size = len(value.rewards)
             words = f"{reward(mean_eval(value))} on {number(size, 'held-out task')}"
@@ -73,16 +73,3 @@ def _gateway_note(value: seen.GatewayLost) -> str:
     if value.gone_s is None:
         return f"{value.gateway} lost with {held}: {value.reason}"
     return f"{value.gateway} back after {value.gone_s:.1f} s with {held}: {value.reason}"
-
-
-def _step_note(value: seen.StepReport) -> str:
-    size = "short " if value.is_short else ""
-    words = (
-        f"{size}step {value.step}: {number(len(value.groups), 'group')}, {value.num_tokens} tokens"
-    )
-    if not value.is_applied:
-        return f"{words}, no update"
-    mean = reward(value.mean_reward)
-    if value.mean_shaped not in (None, value.mean_reward):
-        mean += f" (shaped {reward(value.mean_shaped)})"
-    return f"{words}, version {value.version_after}, mean reward {mean}"

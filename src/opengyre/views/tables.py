@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from opengyre.seams.records import TurnRecord
+from opengyre.store.observations import StepReport
 from opengyre.views.run_state import ExecutionView, RunState
+from opengyre.views.words import tree_gain
 
 
 def execution_fields(one: ExecutionView) -> dict[str, Any]:
@@ -55,22 +57,33 @@ def turn_cells(turn: TurnRecord) -> dict[str, Any]:
 
 
 def step_cells(state: RunState) -> list[dict[str, Any]]:
-    """One line a step."""
-    return [
-        {
-            "step": step.step,
-            "version": step.version_after,
-            "groups": len(step.groups),
-            "tokens": step.num_tokens,
-            "loss": None if step.loss is None else round(step.loss, 4),
-            "grad norm": None if step.grad_norm is None else round(step.grad_norm, 4),
-            "reward": None if step.mean_reward is None else round(step.mean_reward, 3),
-            "shaped": None if step.mean_shaped is None else round(step.mean_shaped, 3),
-            "short": "yes" if step.is_short else "",
-            "took s": round(step.closed_s - step.opened_s, 2),
-        }
-        for step in state.steps
-    ]
+    """One line a step; `tests` is the share of the best executions that touched them, `tree` and
+    `fill` as in `words.step_words`."""
+    return [_step_cells(step) for step in state.steps]
+
+
+def _step_cells(step: StepReport) -> dict[str, Any]:
+    return {
+        "step": step.step,
+        "version": step.version_after,
+        "groups": len(step.groups),
+        "tokens": step.num_tokens,
+        "masked": sum(sum(one.masked.values()) for one in step.members),
+        "dropped": sum(sum(one.dropped.values()) for one in step.members),
+        "loss": _rounded(step.loss, 4),
+        "grad norm": _rounded(step.grad_norm, 4),
+        "reward": _rounded(step.mean_reward, 3),
+        "shaped": _rounded(step.mean_shaped, 3),
+        "tests": _rounded(step.watched_share, 2),
+        "tree": _rounded(tree_gain(step), 2),
+        "fill": _rounded(step.fill, 2),
+        "short": "yes" if step.is_short else "",
+        "took s": round(step.closed_s - step.opened_s, 2),
+    }
+
+
+def _rounded(value: float | None, places: int) -> float | None:
+    return None if value is None else round(value, places)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:

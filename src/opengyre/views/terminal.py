@@ -58,7 +58,8 @@ class ViewState:
     `step` counts committed steps of `num_steps`. `next_threshold`: the waterlevel at which the
     next cell may leave (C_R - C_e), None if none is left. `num_needed` of `groups_per_step` are
     still to be assigned to the open step. `last_reward` is the mean of the last step's groups,
-    `last_eval` the last evaluation's. `waiting_for` in words, most important first.
+    `last_step` that step in words, `last_eval` the last evaluation's. `waiting_for` in words, most
+    important first.
     """
 
     wall_s: float
@@ -79,6 +80,7 @@ class ViewState:
     num_continued: int
     engines: tuple[EngineLane, ...]
     waiting_for: tuple[str, ...]
+    last_step: str = ""
 
 
 class TerminalView:
@@ -142,6 +144,7 @@ class TerminalView:
             _waterlevel(state, full),
             _groups(state, full),
             _rates(state),
+            *([Text(f"  last       {state.last_step}")] if state.last_step else []),
             _waiting(state),
         ]
         notes = [Text(line, style="bright_black", overflow="ellipsis") for line in self._notes]

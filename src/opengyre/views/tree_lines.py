@@ -5,7 +5,7 @@ lines follows the number of forks, not of turns.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from opengyre.trajectory.account import TokenAccount
@@ -13,6 +13,7 @@ from opengyre.trajectory.tree import Fork, Node
 from opengyre.views.spines import Spine, joined, spines_of
 from opengyre.views.tables import table, turn_cells
 from opengyre.views.trees import ExecutionTree, NodeEnd
+from opengyre.views.words import tokens_by_reason
 
 
 def tree_lines(tree: ExecutionTree, *, is_all: bool = False) -> list[str]:
@@ -40,13 +41,8 @@ def account_words(account: TokenAccount) -> str:
     parts = [f"{account.sampled} tokens sampled = {account.trained} trained"]
     for name, counts in (("masked", account.masked), ("dropped", account.dropped)):
         if counts:
-            parts.append(f"{sum(counts.values())} {name} ({reason_words(counts)})")
+            parts.append(f"{sum(counts.values())} {name} ({tokens_by_reason(counts)})")
     return " + ".join(parts)
-
-
-def reason_words(counts: Mapping[str, int]) -> str:
-    in_order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{num} {reason}" for reason, num in in_order)
 
 
 def _reward_words(tree: ExecutionTree) -> str:

@@ -217,10 +217,11 @@ def _trained_by_node(tree: Tree, paths: Iterable[seen.PathDigest]) -> dict[int, 
     for path in paths:
         leaf = _leaf(tree, path)
         for piece in [] if leaf is None else line_of(leaf):
-            for begin, end in path.trained:
-                low, high = max(begin, piece.node.sampled_begin), min(end, piece.end)
-                if low < high:
-                    found.setdefault(piece.node.index, []).append((low, high))
+            low = piece.node.sampled_begin
+            own = [(max(begin, low), min(end, piece.end)) for begin, end in path.trained]
+            some = [one for one in own if one[0] < one[1]]
+            if some:
+                found.setdefault(piece.node.index, []).extend(some)
     return found
 
 

@@ -3,8 +3,11 @@
 Owns: words. Must not know: colours, files, how the numbers came about.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from opengyre.store.observations import StepReport
 
 
 def final_lines(summary: Mapping[str, Any], *, folder: str = "", report: str = "") -> list[str]:
@@ -43,6 +46,47 @@ def reward(value: float | None) -> str:
 def number(value: int, noun: str) -> str:
     """`1 join`, `3 joins`."""
     return f"{value} {noun}" if value == 1 else f"{value} {noun}s"
+
+
+def step_words(step: StepReport) -> str:
+    """One line, the most important first: what a step did, with which rewards, and where the tokens
+    of its executions ended. `tree` is how many times as many tokens path by path would take."""
+    size = "short " if step.is_short else ""
+    parts = [
+        f"{size}step {step.step}: {number(len(step.groups), 'group')}",
+        f"version {step.version_after}" if step.is_applied else "no update",
+        f"mean reward {reward(step.mean_reward)}{_shaped(step)}",
+        f"{step.num_tokens} tokens trained",
+        _ended("masked", (one.masked for one in step.members)),
+        _ended("dropped", (one.dropped for one in step.members)),
+        "" if step.watched_share is None else f"{step.watched_share:.0%} of the best touched tests",
+        "" if tree_gain(step) is None else f"tree {tree_gain(step):.2f}x",
+        "" if step.fill is None else f"fill {step.fill:.0%}",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def tree_gain(step: StepReport) -> float | None:
+    """Tokens path by path over tokens computed; None where nothing was."""
+    return step.num_repeated_tokens / step.num_flat_tokens if step.num_flat_tokens else None
+
+
+def tokens_by_reason(counts: Mapping[str, int]) -> str:
+    """`12 not_selected, 3 no_variance`, the most first."""
+    in_order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{num} {reason}" for reason, num in in_order)
+
+
+def _shaped(step: StepReport) -> str:
+    is_told = step.mean_shaped not in (None, step.mean_reward)
+    return f" (shaped {reward(step.mean_shaped)})" if is_told else ""
+
+
+def _ended(name: str, counts: Iterable[Mapping[str, int]]) -> str:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return f"{total.total()} {name} ({tokens_by_reason(total)})" if total.total() else ""
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
