@@ -60,3 +60,15 @@ def test_a_command_that_could_not_tell_is_no_verdict(work_root: Path, what: str)
     verdict = grade(work_root, command, rewards=None)
     assert verdict.reward is None
     assert words in verdict.reason
+
+
+def test_tests_that_their_owner_alone_may_read_are_read(work_root: Path) -> None:
+    task = make_task(work_root, {"deep/expected": "1\n"}, kind=GraderKind.COMMAND)
+    (task.tests / "deep" / "expected").chmod(0o600)
+    (task.tests / "deep").chmod(0o700)
+    settings = GradingConfig(kind="command", command=("cmp", "out", "{tests}/deep/expected"))
+    write(work_root / "workspace", {"out": "1\n"})
+    verdict = grade_by(
+        lambda here: grader_of(settings, here, limits=Limits(grace_s=0.1)), work_root, task
+    )
+    assert verdict.reward == 1.0

@@ -22,10 +22,10 @@ def world_with(weather: Weather, *, seed: int, **harness: object) -> SeededWorld
     return world
 
 
-def let_the_gateway_be_gone(world: SeededWorld) -> None:
-    """For GONE_S, once some turns were told; every execution is held meanwhile."""
+def let_the_gateway_be_gone(world: SeededWorld, event: str, number: int) -> None:
+    """For GONE_S, from the event on; every execution is held meanwhile."""
     fault = Fault(
-        event="TurnTold", number=4, harm=Harm.KILL_GATEWAY, engine="c0", lasts_s=0.0, delay_s=0.0
+        event=event, number=number, harm=Harm.KILL_GATEWAY, engine="c0", lasts_s=0.0, delay_s=0.0
     )
     engines = tuple(str(spec.engine) for spec in world.shape.scheduler().engines)
     world.fate = Fate(world.loop, (fault,), engines)
@@ -53,7 +53,7 @@ def test_the_overall_deadline_counts_held_time_and_says_so(verdict: str) -> None
     world = world_with(
         Weather(), seed=1, overall_timeout_s=PATIENCE_S, overall_timeout_verdict=verdict
     )
-    let_the_gateway_be_gone(world)
+    let_the_gateway_be_gone(world, "TurnTold", 4)
     found = played(world)
     late = [one for outcome, one in found if outcome is Outcome.TIMED_OUT]
     assert late
@@ -62,6 +62,18 @@ def test_the_overall_deadline_counts_held_time_and_says_so(verdict: str) -> None
         assert "60.0 s in all (harness.overall_timeout_s)" in one.reason
         assert (one.reward is None) == (verdict == "none")
         assert one.reason.startswith("discarded" if verdict == "none" else "graded")
+
+
+def test_what_is_overdue_before_it_could_start_is_not_graded() -> None:
+    world = world_with(
+        Weather(), seed=5, overall_timeout_s=PATIENCE_S, overall_timeout_verdict="graded"
+    )
+    let_the_gateway_be_gone(world, "OpenSession", 2)
+    lost = [one for outcome, one in played(world) if outcome is Outcome.LOST]
+    assert lost
+    for one in lost:
+        assert one.reward is None
+        assert "was over before it could start" in one.reason
 
 
 def test_the_harness_deadline_is_graded_whatever_the_overall_one_says() -> None:

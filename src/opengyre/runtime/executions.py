@@ -30,6 +30,7 @@ from opengyre.tasks.workspaces import lay_out_workspace, remove_tree
 log = logging.getLogger(__name__)
 
 MAX_GRADERS = 4
+OVERDUE_AT_START = "its time in all (harness.overall_timeout_s) was over before it could start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +172,11 @@ class Executions:
             gateway_url = await self._gateways.open_session(lambda: self._session(one, key))
             job = self._job(one, folder, key=key, gateway_url=gateway_url)
             spec = self._parts.harness.prepare(job)
-            stop, before_s = self._stops[one.execution].event, _held_s(one)
+            stop, before_s = self._stops[one.execution], _held_s(one)
+            if stop.is_overdue:
+                raise BoundaryError("launch", OVERDUE_AT_START, retryable=False)
             return await self._parts.sandbox.run(
-                spec, held_s=lambda: _held_s(one) - before_s, stop=stop
+                spec, held_s=lambda: _held_s(one) - before_s, stop=stop.event
             )
         except (BoundaryError, OSError) as error:
             return LaunchResult(

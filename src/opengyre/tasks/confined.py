@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import os
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from opengyre.seams.harness import LaunchResult, LaunchSpec, Limits, RunConfined
 from opengyre.seams.tasks import Task, Verdict
 from opengyre.tasks.workspaces import (
     WorkspaceError,
+    copy_tests,
     copy_workspace,
     open_closed_folders,
     remove_tree,
@@ -154,8 +154,5 @@ def _lay_out(task: Task, workspace: Path, view: View) -> None:
     view.private.mkdir(parents=True)
     if os.geteuid() != 0:
         open_closed_folders(workspace)
-    if task.tests.is_dir():
-        shutil.copytree(task.tests, view.tests, symlinks=True)
-    else:
-        view.tests.mkdir()
+    copy_tests(task.tests, view.tests)
     copy_workspace(workspace, view.workspace)

@@ -57,6 +57,16 @@ def open_closed_folders(path: Path) -> None:
     _run("chmod", "-R", "u+rwX", "--", str(path))
 
 
+def copy_tests(source: Path, target: Path) -> None:
+    """Copy a task's tests to the new folder `target`, readable under any user id; nothing but the
+    folder if the task has none. Raises OSError."""
+    if not source.is_dir():
+        target.mkdir()
+        return
+    shutil.copytree(source, target, symlinks=True)
+    _run("chmod", "-R", "a+rX", "--", str(target))
+
+
 def remove_tree(path: Path) -> None:
     """Remove `path` and all below it; nothing happens if it is not there. Raises OSError."""
     if not _is_deep(path):
