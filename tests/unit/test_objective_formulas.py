@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from opengyre.config.objectives import OBJECTIVE_DEFAULTS, defaults_of
+from opengyre.config.training import TrainingConfig
+from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.objectives.catalog import OBJECTIVES
 from opengyre.trainer.objectives.kl import k3
 from opengyre.trainer.objectives.ratios import truncated_weight
@@ -37,6 +39,18 @@ def _gradient(name: str, paths: list[TrainedPath], settings: ObjectiveSettings) 
 
 def test_config_has_defaults_for_exactly_what_ships() -> None:
     assert OBJECTIVE_DEFAULTS.keys() == OBJECTIVES.keys() == LOOPS.keys()
+
+
+def test_settings_that_are_left_out_are_those_of_a_config_that_leaves_them_out() -> None:
+    own, training = ObjectiveSettings(), TrainingConfig()
+    assert (own.old, own.clip_low, own.clip_high, own.max_token_weight) == (
+        training.old,
+        training.clip_low,
+        training.clip_high,
+        training.max_token_weight,
+    )
+    assert StreamedLoss().averaging == training.averaging
+    assert OBJECTIVES[training.objective] is StreamedLoss().objective
 
 
 @pytest.mark.parametrize("old", list(OldPolicy))
