@@ -45,6 +45,11 @@ def test_the_least_config_gets_the_designs_defaults(least: Path) -> None:
     assert (schedule.min_valid_members, schedule.max_launches) == (2, 2)
 
 
+@pytest.mark.parametrize("key", ["run.dir", "model.path"])
+def test_a_home_that_nobody_has_is_refused_in_words(least: Path, key: str) -> None:
+    assert "expected a path that leads somewhere" in refusal(least, f"{key}=~nobody-here/x")
+
+
 def test_computed_defaults_follow_what_they_are_computed_from(least: Path) -> None:
     schedule = load_config(
         least, ["schedule.groups_per_step=4", "schedule.steps_per_burst=5", "schedule.run_ahead=2"]

@@ -41,11 +41,18 @@ def _folder(info: ValidationInfo) -> Path | None:
     return folder if isinstance(folder, Path) else None
 
 
+def _absolute(path: Path, folder: Path) -> Path:
+    try:
+        return Path(folder, path.expanduser()).resolve()
+    except RuntimeError as error:  # a home that nobody has, or links in a circle
+        raise ValueError(f"expected a path that leads somewhere: {error}") from error
+
+
 def _resolve(path: Path, info: ValidationInfo) -> Path:
     if "\0" in str(path):
         raise ValueError("expected a path without a zero byte")
     folder = _folder(info)
-    return path if folder is None else Path(folder, path.expanduser()).resolve()
+    return path if folder is None else _absolute(path, folder)
 
 
 def _resolve_model(name: str, info: ValidationInfo) -> str:
@@ -55,7 +62,7 @@ def _resolve_model(name: str, info: ValidationInfo) -> str:
     folder = _folder(info)
     if folder is None:
         return name
-    path = Path(folder, Path(name).expanduser()).resolve()
+    path = _absolute(Path(name), folder)
     if _HUB_ID.fullmatch(name) and not path.exists():
         return name
     return str(path)
