@@ -127,8 +127,8 @@ def is_after_a_superseded_answer(seen: list[Seen]) -> bool:
     """A call goes on from an answer although its turn was answered once more before that call."""
     standing: dict[str, Seen] = {}
     for one in seen:
-        above = one.above
-        if above and one.record.num_kept_tokens and standing[above.record.turn] is not above:
+        above = one.above if one.record.num_kept_tokens else None
+        if above and above.record.is_committed and standing[above.record.turn] is not above:
             return True
         if one.record.is_committed:
             standing[one.record.turn] = one
@@ -276,6 +276,16 @@ def as_role(one: TurnTokens, role: Role) -> TurnTokens:
 )
 def test_a_fork_says_what_happened(turns: list[TurnTokens], forks: list[Fork]) -> None:
     assert [node.fork for node in grown(*turns).nodes] == [Fork.ROOT, *forks]
+
+
+def test_an_unlabelled_harness_is_all_main_and_its_forks_are_those_of_the_matcher() -> None:
+    by_label = {Fork.SUB_AGENT, Fork.SUMMARY, Fork.COMPACTION, Fork.SIDE}
+    worlds = [made_world(seed) for seed in range(0, 40, 4)]
+    assert not any(world.is_labelled for world in worlds)
+    for world in worlds:
+        nodes = tree_of(world.seen).nodes
+        assert {node.role for node in nodes} == {MAIN}
+        assert not {node.fork for node in nodes} & by_label
 
 
 def test_what_main_says_first_after_a_sub_agent_rewrites_nothing() -> None:

@@ -224,12 +224,13 @@ class World:
                 one.last = new
 
     def drop(self, agent: Agent) -> None:
-        """An answer is cut and nobody asks again, or its whole parts are gone on from."""
+        """An answer is cut and nobody asks again, or it or its whole parts are gone on from."""
         above = agent.last
         kept = len(above.ids) if above else 0
         record = self.record(agent.role, kept=kept, reason=self._reason(agent), num_new=2)
-        self.tell(replace(record, is_committed=False), above)
+        cut = self.tell(replace(record, is_committed=False), above)
         if above is None or self.rng.random() < 0.5:
+            agent.last = cut if self.rng.random() < 0.3 else above
             return
         parts = record.completion_ids[: self.rng.randint(0, len(record.completion_ids))]
         new = self.record(agent.role, kept=kept, reason=ForkReason.KEPT_PARTS, num_new=1)
@@ -238,7 +239,8 @@ class World:
 
     def side(self, agent: Agent) -> None:
         kept = self.rng.randint(0, len(agent.last.ids)) if agent.last else 0
-        self.call(agent, Role.SIDE, kept=kept, reason=ForkReason.NEW_ROOT)
+        aside = self.call(agent, Role.SIDE, kept=kept, reason=ForkReason.NEW_ROOT)
+        agent.last = aside if self.rng.random() < 0.2 else agent.last
 
     def compact(self, agent: Agent) -> None:
         if agent.last is None:
