@@ -69,7 +69,9 @@ def work_root() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def grade(root: Path, function: str, workspace: Files | None = None) -> Verdict:
+def grade(
+    root: Path, function: str, workspace: Files | None = None, *, timeout_s: float = 30.0
+) -> Verdict:
     write(root / "user", {"my_grading.py": FILE, "grading_neighbour.py": NEIGHBOUR})
     write(root / "workspace", workspace or {"out": "1 2 3 5\n"})
     task = make_task(root, {"expected": "1 2 3 4\n"}, kind=GraderKind.CALLABLE)
@@ -77,7 +79,9 @@ def grade(root: Path, function: str, workspace: Files | None = None) -> Verdict:
     def make(here: OpenSandbox) -> Grader:
         """Of this sandbox's launches, without the check that loads the file here."""
         settings = GradingConfig(
-            kind="callable", function=f"{root}/user/my_grading.py:{function}", timeout_s=2.0
+            kind="callable",
+            function=f"{root}/user/my_grading.py:{function}",
+            timeout_s=timeout_s,
         )
         return grader_of(settings, here, limits=Limits(grace_s=0.1))
 
@@ -114,7 +118,7 @@ NO_VERDICT = {
     "fails": "ValueError: no gone",
     "leaves": "gave no answer (exit code 0",
     "ends": "gave no answer (exit code 0",
-    "sleeps": "ran longer than 2.0 s",
+    "sleeps": "ran longer than 1.5 s",
     "missing": "has no attribute 'missing'",
     "writes_outside": "PermissionError",
 }
@@ -124,7 +128,7 @@ NO_VERDICT = {
 def test_a_function_that_fails_gives_no_verdict_and_says_why(
     work_root: Path, function: str
 ) -> None:
-    verdict = grade(work_root, function)
+    verdict = grade(work_root, function, timeout_s=1.5 if function == "sleeps" else 30.0)
     assert verdict.reward is None
     assert NO_VERDICT[function] in verdict.reason
 

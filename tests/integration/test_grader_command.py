@@ -25,7 +25,7 @@ def work_root() -> Iterator[Path]:
 def grade(
     root: Path, command: tuple[str, ...], *, out: str = "42\n", rewards: dict[int, float] | None
 ) -> Verdict:
-    settings = GradingConfig(kind="command", command=command, timeout_s=5.0)
+    settings = GradingConfig(kind="command", command=command, timeout_s=30.0)
     if rewards is not None:
         settings = settings.model_copy(update={"exit_rewards": rewards})
     write(root / "workspace", {"out": out})

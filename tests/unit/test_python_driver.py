@@ -1,8 +1,15 @@
 """How told results become a share: what is counted, and what has passed."""
 
+import sys
+
 import pytest
 
-from opengyre.tasks.python_driver import count, count_in_text
+from opengyre.tasks.python_driver import (
+    NoVerdictError,
+    count,
+    count_in_text,
+    refuse_other_version,
+)
 
 ALL_PASSED = [["ran", "a", "passed"]] * 3
 SOURCE = b"""
@@ -61,3 +68,9 @@ def test_parameters_count_one_by_one_and_no_tests_are_none() -> None:
 
 def test_tests_are_counted_by_name_without_running_them() -> None:
     assert count_in_text(SOURCE) == 3
+
+
+def test_packages_of_another_python_are_refused_instead_of_failing_tests() -> None:
+    refuse_other_version(list(sys.version_info[:2]))
+    with pytest.raises(NoVerdictError, match=r"the packages are for 2\.7"):
+        refuse_other_version([2, 7])

@@ -47,11 +47,19 @@ def main() -> None:
         _tell(answer, None, f"{name}{error}{where}")
 
     sys.excepthook = tell_failure
+    refuse_other_version(order["version"])
     if order["function"]:
         reward, reason = call_function(order)
     else:
         reward, reason = run_tests(order)
     _tell(answer, reward, reason)
+
+
+def refuse_other_version(version: list[int]) -> None:
+    """Packages with compiled parts would fail here, and so would the tests that need them."""
+    if list(sys.version_info[:2]) != version:
+        wanted, here = ".".join(map(str, version)), ".".join(map(str, sys.version_info[:2]))
+        raise NoVerdictError(f"the sandbox starts Python {here}, the packages are for {wanted}")
 
 
 def _open_answer() -> int:

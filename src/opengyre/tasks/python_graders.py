@@ -7,6 +7,7 @@ pipe that neither tests nor code under test inherit.
 """
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class PythonGrader(ConfinedGrader):
     PYTEST instead of one: the tests are run, and the reward is the share that passed.
 
     `python` is an interpreter that can be started in the sandbox; `package_paths` are folders of
-    installed packages, which `read_only_paths` must make readable.
+    packages for this process's version of Python, which `read_only_paths` must make readable.
     """
 
     python: Path
@@ -44,6 +45,7 @@ class PythonGrader(ConfinedGrader):
             "tests": str(view.tests),
             "package_paths": [str(path) for path in self.package_paths],
             "function": self.function,
+            "version": sys.version_info[:2],
         }
         source = Path(python_driver.__file__).read_text(encoding="utf-8")
         return Program(argv=(str(self.python), "-I", "-S", "-c", source, json.dumps(order)))
