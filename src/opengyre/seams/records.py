@@ -29,13 +29,13 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One committed or abandoned model call of an execution; ids are in the segment record.
 
     `turn` like "e000123.t7"; `parent` another turn of the execution or "" at a root, of which
-    `parent_attempt` is meant (None: the one that stands); `fork_reason` "" when it extends it. `is_committed` is True once its terminal event
-    was written to the client. `finish`: stop, length, cancelled, error. `role` as the wire told it:
-    main, main-summary, sub-agent, sub-agent-summary, side. `protocol` is the dialect of its body;
-    `logprob_mode` the engine's (see EngineCaps), `top_k` 0 keeps all. Each call that its answer
-    began and ended is in `num_calls`, or in `num_malformed_calls` if it has no name or its
-    arguments are no JSON object; `num_watched_calls` of `num_calls` have arguments that match
-    `reward.watched_pattern`.
+    `parent_attempt` is meant (None: the one that stands); `fork_reason` "" when it extends it.
+    `is_committed` is True once its terminal event was written to the client. `finish`: stop,
+    length, cancelled, error. `role` as the wire told it: main, main-summary, sub-agent,
+    sub-agent-summary, side. `protocol` is the dialect of its body; `logprob_mode` the engine's
+    (see EngineCaps), `top_k` 0 keeps all. Each call that its answer began and ended is in
+    `num_calls`, or in `num_malformed_calls` if it has no name or its arguments are no JSON object;
+    `num_watched_calls` of `num_calls` have arguments that match `reward.watched_pattern`.
     """
 
     turn: str
