@@ -32,8 +32,15 @@ class TreeTape(Tape):
     """`records` of each execution in the order in which they were made; `first` calls those of
     e000001, of which the first `num_given_up` are of a launch that was given up."""
 
-    def __init__(self, tokens: Path, first: "Callable[[TreeTape], None] | None" = None) -> None:
+    def __init__(
+        self,
+        tokens: Path,
+        first: "Callable[[TreeTape], None] | None" = None,
+        *,
+        is_trained: bool = True,
+    ) -> None:
         super().__init__(tokens, _write_rows)
+        self.is_trained = is_trained
         self.first = first_execution if first is None else first
         self.records: dict[str, list[TokenRecord]] = {}
         self.num_given_up = 0
@@ -120,7 +127,8 @@ def _write_rows(tape: Tape) -> None:
     tape.call("e000005.t1")
     tape.close(5, 0.5)
     tape.tell(seen.EvalResult(burst=0, version=0, rewards=[0.5]))
-    train(tape)
+    if tape.is_trained:
+        train(tape)
     tape.plan((c.EndRun, {"failed": False}))
     tape.tell(seen.RunEnded(is_failed=False, reason="all steps are done", wall_s=9.0))
 

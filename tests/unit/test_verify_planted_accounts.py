@@ -231,4 +231,4 @@ def test_an_older_run_without_accounts_is_told_not_failed(run: Planting) -> None
     assert result.is_kept
     assert result.num_checked == 3
     assert "137 tokens sampled = 70 trained + 0 masked + 67 dropped" in result.notes
-    assert "steps 0 told no accounts (an older version wrote them): not compared" in result.notes
+    assert "1 steps told no accounts (an older version wrote them): not compared" in result.notes

@@ -121,6 +121,23 @@ def test_a_picture_that_cannot_be_written_is_refused_and_leaves_nothing(
     assert [one.name for one in tmp_path.iterdir()] == ["folder"]
 
 
+def test_turns_that_contradict_each_other_are_told_and_hide_no_other_execution(
+    tmp_path: Path,
+) -> None:
+    def write(tape: TreeTape) -> None:
+        tape.call("e000001.t1")
+        tape.call("e000001.t2", parent="e000001.t1", kept=31)
+
+    tape = TreeTape(tmp_path, first=write, is_trained=False)
+    tape.write_all()
+    trees = open_trees(tape.rows)
+    broken = trees.of("e000001")
+    assert tree_lines(broken)[-1].startswith("no tree: e000001.t2 keeps ")
+    row = execution_cells(broken)
+    assert (row["forks"], row["sampled"], row["dropped"]) == ("broken", 20, 20)
+    assert execution_cells(trees.of("e000002"))["turns"] == 1
+
+
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> ExecutionTree:
     """500 turns: five compactions, a side call every ten turns, reasoning that is rewritten."""

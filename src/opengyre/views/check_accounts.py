@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from opengyre.seams.records import TurnRecord
 from opengyre.store import observations as seen
 from opengyre.trajectory.account import Reason, TokenAccount
-from opengyre.views.check_tokens import Paths, parts_of
+from opengyre.views.check_tokens import Paths
 from opengyre.views.consumed import (
     NOT_TOLD,
     STRUCTURAL,
@@ -75,9 +75,8 @@ class AccountChecks:
         self._add_untold(list(untold))
         self._findings.notes += _total_lines(self._total)
         if self._consumed.untold:
-            steps = ", ".join(map(str, sorted(self._consumed.untold)))
-            words = "told no accounts (an older version wrote them): not compared"
-            self._findings.notes.append(f"steps {steps} {words}")
+            words = "steps told no accounts (an older version wrote them): not compared"
+            self._findings.notes.append(f"{len(self._consumed.untold)} {words}")
         return self._findings.result()
 
     def _settle(self, execution: str, recount: Recount) -> None:
@@ -131,12 +130,11 @@ class _Marks:
         if leaf is None:
             yield f"a path to {path.turn or 'an unknown leaf'} is no recorded line"
             return
-        for depths in path.trained:
-            for line, (low, high) in parts_of(leaf, depths):
-                begin, end = low - line.sampled_begin, high - line.sampled_begin
-                problem = self._mark(line, max(begin, 0), end, reason=lines.reason_of(line))
-                if problem:
-                    yield problem
+        for line, (low, high) in leaf.parts(path.trained):
+            begin, end = low - line.sampled_begin, high - line.sampled_begin
+            problem = self._mark(line, max(begin, 0), end, reason=lines.reason_of(line))
+            if problem:
+                yield problem
 
     def _mark(self, line: Line, begin: int, end: int, *, reason: Reason | None) -> str:
         if begin >= end:

@@ -16,7 +16,7 @@ from opengyre.seams.records import Span, TurnRecord
 from opengyre.store import observations as seen
 from opengyre.store.segments import SegmentReader
 from opengyre.views.findings import CheckResult, Findings
-from opengyre.views.restored import Line, Lines, Range
+from opengyre.views.restored import Line, Lines
 from opengyre.views.run_state import RunState
 
 CORE_ENGINE = cell_engine_id(0)
@@ -180,25 +180,14 @@ def _cut_problem(record: TurnRecord, place: int, cuts: Sequence[seen.Continued])
 
 
 def _path_problem(path: seen.PathDigest, line: Line) -> str | None:
-    trained = array("f")
     for start, end in path.trained:
         if not 0 <= start < end <= line.num_tokens:
             return f"trains [{start}, {end}), outside of the path"
-        for one, (low, high) in parts_of(line, (start, end)):
-            if low < one.sampled_begin:
-                return f"trains [{start}, {end}), where the policy did not sample all tokens"
-            trained.extend(one.logprobs[low - one.sampled_begin : high - one.sampled_begin])
+    trained = array("f")
+    for one, (low, high) in line.parts(path.trained):
+        if low < one.sampled_begin:
+            return f"trains [{low}, {high}), where the policy did not sample all tokens"
+        trained.extend(one.logprobs[low - one.sampled_begin : high - one.sampled_begin])
     if zlib.crc32(trained.tobytes()) != path.logprobs_crc32:
         return "its sampling logprobs are not the engine's"
     return None
-
-
-def parts_of(line: Line, depths: Range) -> list[tuple[Line, Range]]:
-    """Whose tokens the `depths` of `line` are, first token first."""
-    start, end = depths
-    found = [
-        (one, (max(low, start), min(high, end)))
-        for one, (low, high) in line.pieces()
-        if low < end and start < high
-    ]
-    return found[::-1]

@@ -6,8 +6,9 @@ what was trained. Invariant: memory is proportional to what is new in each turn.
 
 import zlib
 from array import array
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from opengyre.seams.records import TokenRecord, TurnRecord
@@ -46,6 +47,13 @@ class Line:
             if at.parent is None:
                 return
             at = at.parent
+
+    def parts(self, ranges: Sequence[Range]) -> Iterator[tuple["Line", Range]]:
+        """Whose tokens the depths in `ranges` are, in this order."""
+        pieces = list(self.pieces())[::-1]
+        begins = [begin for _, (begin, _) in pieces]
+        for place, part in cut(ranges, begins, self.num_tokens):
+            yield pieces[place][0], part
 
     @property
     def ids_crc32(self) -> int:
@@ -116,6 +124,19 @@ class Lines:
             if reason is not None and line.completion:
                 found[reason.value] += len(line.completion)
         return found
+
+
+def cut(ranges: Sequence[Range], begins: Sequence[int], end: int) -> Iterator[tuple[int, Range]]:
+    """(place, part) of `ranges`, cut where the pieces meet that begin at `begins`, the last of
+    which ends at `end`. What lies outside of all is left out."""
+    for start, stop in ranges:
+        place = max(bisect_right(begins, start) - 1, 0)
+        while place < len(begins) and begins[place] < stop:
+            edge = begins[place + 1] if place + 1 < len(begins) else end
+            part = (max(start, begins[place]), min(stop, edge))
+            if part[0] < part[1]:
+                yield place, part
+            place += 1
 
 
 def turn_number(turn: str) -> int:

@@ -18,6 +18,7 @@ def tree_fields(tree: ExecutionTree) -> dict[str, Any]:
         **execution_fields(tree.one),
         "step": tree.step,
         "advantage": tree.advantage,
+        "problem": tree.problem,
         "forks": tree.forks,
         "tokens": account_fields(tree.account),
         "turns": [turn_cells(end.record) for end in tree.ends],
@@ -47,12 +48,16 @@ def execution_cells(tree: ExecutionTree) -> dict[str, Any]:
         "shaped": _rounded(one.value),
         "advantage": _rounded(tree.advantage),
         "turns": tree.num_turns,
-        "forks": ", ".join(f"{num} {name}" for name, num in tree.forks.items()) or "-",
+        "forks": "broken" if tree.problem else _forks(tree),
         "sampled": account.sampled,
         "trained": account.trained,
         "masked": sum(account.masked.values()),
         "dropped": sum(account.dropped.values()),
     }
+
+
+def _forks(tree: ExecutionTree) -> str:
+    return ", ".join(f"{num} {name}" for name, num in tree.forks.items()) or "-"
 
 
 def chosen(

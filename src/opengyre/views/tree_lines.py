@@ -20,7 +20,8 @@ def tree_lines(tree: ExecutionTree, *, is_all: bool = False) -> list[str]:
     """The header, then a line for each spine, or with `is_all` for each attempt."""
     spines = spines_of(tree.ends)
     rows = list(_all_rows(spines, depth=0) if is_all else _spine_rows(spines, depth=0))
-    return [*header_lines(tree), "", *(table(rows) if rows else ["no turns"])]
+    empty = f"no tree: {tree.problem}" if tree.problem else "no turns"
+    return [*header_lines(tree), "", *(table(rows) if rows else [empty])]
 
 
 def header_lines(tree: ExecutionTree) -> list[str]:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import TokenRecord, TurnRecord
 from opengyre.store import observations as seen
 from opengyre.store.journal import Row
@@ -26,7 +25,7 @@ from opengyre.views.consumed import (
     told_account,
 )
 from opengyre.views.fold import Fold
-from opengyre.views.restored import Range, turn_number
+from opengyre.views.restored import Range, cut, turn_number
 from opengyre.views.run_state import ExecutionView, RunState
 
 WHOLE = (Reason.TRUNCATED, Reason.OVERLONG, Reason.NOT_APPLIED)
@@ -55,13 +54,15 @@ class NodeEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionTree:
-    """`step` consumed it, None: none did; `advantage` None: it took no part, or nothing is told."""
+    """`step` consumed it, None: none did; `advantage` None: it took no part, or nothing is told.
+    `problem`: why there is no tree, "" if there is one."""
 
     one: ExecutionView
     ends: tuple[NodeEnd, ...]
     account: TokenAccount
     step: int | None
     advantage: float | None
+    problem: str = ""
 
     @property
     def forks(self) -> dict[str, int]:
@@ -96,10 +97,10 @@ class RunTrees:
             self._turns.setdefault(turn.execution, []).append(turn)
 
     def of(self, execution: str) -> ExecutionTree:
-        """Raises BoundaryError if its turns contradict each other."""
+        """Turns that contradict each other give a problem in place of a tree."""
         one = self.state.executions[execution]
         turns = self._turns.get(execution, [])
-        tree = _tree(turns, num_given_up=one.num_given_up_turns)
+        tree, problem = _tree(turns, num_given_up=one.num_given_up_turns)
         paths = self._paths.get(execution, [])
         by_attempt = {(turn.turn, turn.attempt): turn for turn in turns}
         trained = _trained_by_node(tree, paths)
@@ -115,6 +116,7 @@ class RunTrees:
             account=self._account(one, tree, trained),
             step=self._consumed.step_by_execution.get(execution),
             advantage=None if (told := self.told(execution)) is None else told.advantage,
+            problem=problem,
         )
 
     def told(self, execution: str) -> seen.MemberAccount | None:
@@ -138,9 +140,11 @@ class RunTrees:
             reason = tree.reason_of(node)
             if reason is not None:
                 dropped[reason.value] += node.num_sampled
-        num_rest = tree.num_sampled - num_trained - dropped.total()
+        turns = self._turns.get(one.execution, [])
+        num_sampled = sum(turn.num_completion_tokens for turn in turns)
+        num_rest = num_sampled - num_trained - dropped.total()
         dropped += Counter({self.reason_apart(one) or NOT_TOLD: num_rest})
-        return TokenAccount(sampled=tree.num_sampled, trained=num_trained, dropped=dict(dropped))
+        return TokenAccount(sampled=num_sampled, trained=num_trained, dropped=dict(dropped))
 
 
 class _Rest:
@@ -188,16 +192,18 @@ def open_trees(rows: Iterable[Row], *, trained_roles: Sequence[str] = TRAINED_RO
     return RunTrees(fold.state, steps, trained_roles)
 
 
-def _tree(turns: Sequence[TurnRecord], *, num_given_up: int) -> Tree:
+def _tree(turns: Sequence[TurnRecord], *, num_given_up: int) -> tuple[Tree, str]:
+    """The tree and "", or an empty one and what is wrong."""
     earlier: list[TurnRecord] = []
     present: list[TurnRecord] = []
     for turn in turns:
         is_given_up = 0 < num_given_up >= turn_number(turn.turn)
         (earlier if is_given_up else present).append(turn)
     try:
-        return tree_of(map(_without_ids, present), given_up=map(_without_ids, earlier))
+        given_up = map(_without_ids, earlier)
+        return tree_of(map(_without_ids, present), given_up=given_up), ""
     except BrokenRecordError as error:
-        raise BoundaryError("journal", str(error), retryable=False) from error
+        return Tree(), str(error)
 
 
 def _without_ids(turn: TurnRecord) -> TokenRecord:
@@ -216,12 +222,10 @@ def _trained_by_node(tree: Tree, paths: Iterable[seen.PathDigest]) -> dict[int, 
     found: dict[int, list[Range]] = {}
     for path in paths:
         leaf = _leaf(tree, path)
-        for piece in [] if leaf is None else line_of(leaf):
-            low = piece.node.sampled_begin
-            own = [(max(begin, low), min(end, piece.end)) for begin, end in path.trained]
-            some = [one for one in own if one[0] < one[1]]
-            if some:
-                found.setdefault(piece.node.index, []).extend(some)
+        pieces = [] if leaf is None else line_of(leaf)
+        begins = [piece.begin for piece in pieces]
+        for place, part in cut(path.trained, begins, pieces[-1].end if pieces else 0):
+            found.setdefault(pieces[place].node.index, []).append(part)
     return found
 
 
