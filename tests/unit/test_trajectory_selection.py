@@ -1,8 +1,9 @@
 """Which paths are drawn, which of their tokens are trained, and what became of all others."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -25,8 +26,6 @@ from tests.unit.trajectory_worlds import (
 
 MAIN, SUMMARY = Role.MAIN, Role.MAIN_SUMMARY
 SUB, SUB_SUMMARY = Role.SUB_AGENT, Role.SUB_AGENT_SUMMARY
-WORLDS = [made_world(seed).seen for seed in range(60)]
-WORLDS += [made_talks(seed).seen for seed in range(5)]
 ORDERS: list[Sequence[Role]] = [TRAINED_ROLES, (SUB, MAIN), (MAIN,), TRAINED_ROLES[::-1]]
 
 
@@ -34,14 +33,20 @@ def drawn(tree: Tree, settings: SelectionSettings, seed: int = 0) -> Selection:
     return select(tree, settings=settings, rng=np.random.default_rng(seed))
 
 
-def cases() -> Iterator[tuple[Sequence[Seen], SelectionSettings, Selection]]:
-    for k, (seen, max_paths) in enumerate(product(WORLDS, (0, 1, 3, 5))):
+@cache
+def worlds() -> list[list[Seen]]:
+    made = [made_world(seed).seen for seed in range(60)]
+    return made + [made_talks(seed).seen for seed in range(5)]
+
+
+@cache
+def cases() -> list[tuple[Sequence[Seen], SelectionSettings, Selection]]:
+    found: list[tuple[Sequence[Seen], SelectionSettings, Selection]] = []
+    for k, (seen, max_paths) in enumerate(product(worlds(), (0, 1, 3, 5))):
         roles = ORDERS[k // 4 % len(ORDERS)]
         settings = SelectionSettings(max_paths=max_paths, trained_roles=roles)
-        yield seen, settings, drawn(tree_of(seen), settings)
-
-
-CASES = tuple(cases())
+        found.append((seen, settings, drawn(tree_of(seen), settings)))
+    return found
 
 
 def tokens_of(path: Path, seen: Sequence[Seen]) -> list[Token]:
@@ -96,7 +101,7 @@ class Untrained:
 
 
 def test_each_draw_takes_all_untrained_tokens_of_a_leaf_of_the_highest_class_that_has_any() -> None:
-    for seen, settings, selection in CASES:
+    for seen, settings, selection in cases():
         left = Untrained(seen=seen, roles=settings.trained_roles)
         for path in selection.paths:
             leaf = seen[path.leaf.index]
@@ -110,7 +115,7 @@ def test_each_draw_takes_all_untrained_tokens_of_a_leaf_of_the_highest_class_tha
 
 def test_no_more_paths_are_drawn_than_the_bound_allows_and_classes_fall() -> None:
     is_bounded = 0
-    for _, settings, selection in CASES:
+    for _, settings, selection in cases():
         roles = list(settings.trained_roles)
         places = [roles.index(path.leaf.role) for path in selection.paths]
         assert places == sorted(places)
@@ -120,7 +125,7 @@ def test_no_more_paths_are_drawn_than_the_bound_allows_and_classes_fall() -> Non
 
 
 def test_every_sampled_token_is_trained_once_or_masked_or_dropped_for_its_own_reason() -> None:
-    for seen, settings, selection in CASES:
+    for seen, settings, selection in cases():
         trained = [name for path in selection.paths for name in tokens_of(path, seen)]
         assert len(trained) == len(set(trained)) == selection.account.trained
         assert selection.account.is_balanced
@@ -129,7 +134,7 @@ def test_every_sampled_token_is_trained_once_or_masked_or_dropped_for_its_own_re
 
 
 def test_without_a_bound_every_token_that_can_be_trained_is() -> None:
-    for seen, settings, selection in CASES:
+    for seen, settings, selection in cases():
         if not settings.max_paths:
             account = selection.account
             assert Reason.NOT_SELECTED not in account.masked
@@ -138,7 +143,7 @@ def test_without_a_bound_every_token_that_can_be_trained_is() -> None:
 
 
 def test_a_path_is_the_whole_line_of_its_leaf_and_trains_sampled_tokens_in_order() -> None:
-    for seen, _, selection in CASES:
+    for seen, _, selection in cases():
         for path in selection.paths:
             ids = [piece.node.ids[: piece.end - piece.begin] for piece in path.pieces]
             assert np.concatenate(ids).tolist() == line_ids(path.leaf).tolist()
@@ -152,7 +157,7 @@ def test_a_path_is_the_whole_line_of_its_leaf_and_trains_sampled_tokens_in_order
 def test_the_same_generator_state_draws_the_same_and_another_one_draws_another() -> None:
     settings = SelectionSettings(max_paths=2)
     num_other = 0
-    for seen in WORLDS[:40]:
+    for seen in worlds()[:40]:
         first, again, other = (drawn(tree_of(seen), settings, seed) for seed in (7, 7, 8))
         assert [path.leaf.index for path in first.paths] == [p.leaf.index for p in again.paths]
         assert [path.trained for path in first.paths] == [path.trained for path in again.paths]

@@ -3,6 +3,7 @@
 import sys
 import tracemalloc
 from dataclasses import replace
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -16,9 +17,16 @@ from tests.unit.trajectory_worlds import Origin, Seen, ends_of, made_world, tree
 
 MAIN, SUMMARY = Role.MAIN, Role.MAIN_SUMMARY
 SUB, SUB_SUMMARY, SIDE = Role.SUB_AGENT, Role.SUB_AGENT_SUMMARY, Role.SIDE
-MADE = [made_world(seed).seen for seed in range(60)]
-TALKED = [made_talks(seed).seen for seed in range(8)]
-ALL = MADE + TALKED
+
+
+@cache
+def made() -> list[list[Seen]]:
+    return [made_world(seed).seen for seed in range(60)]
+
+
+@cache
+def talked() -> list[list[Seen]]:
+    return [made_talks(seed).seen for seed in range(8)]
 
 
 def turn(
@@ -67,20 +75,20 @@ def origins_of(node: Node) -> list[Origin]:
 
 
 def test_nodes_along_any_line_are_exactly_what_the_engine_saw_and_sampled() -> None:
-    for seen in ALL:
+    for seen in made() + talked():
         for one, node in zip(seen, tree_of(seen).nodes, strict=True):
             assert line_ids(node).tolist() == list(one.ids)
             assert (node.end, node.num_sampled) == (len(one.ids), len(one.sampled))
 
 
 def test_every_token_of_a_line_tells_turn_attempt_role_engine_version_and_logprob() -> None:
-    for seen in ALL:
+    for seen in made() + talked():
         for one, node in zip(seen, tree_of(seen).nodes, strict=True):
             assert origins_of(node) == list(one.origins)
 
 
 def test_each_token_is_stored_once_in_the_attempt_that_was_first_to_have_it() -> None:
-    for seen in ALL:
+    for seen in made() + talked():
         tree = tree_of(seen)
         for one, node in zip(seen, tree.nodes, strict=True):
             assert len(node.ids) == len(one.own)
@@ -90,7 +98,7 @@ def test_each_token_is_stored_once_in_the_attempt_that_was_first_to_have_it() ->
 
 
 def test_only_what_a_standing_committed_attempt_of_the_last_launch_sampled_can_be_trained() -> None:
-    for seen in ALL:
+    for seen in made() + talked():
         tree, ends = tree_of(seen), ends_of(seen, trained_roles=list(Role))
         for one, node in zip(seen, tree.nodes, strict=True):
             told = {tree.reason_of(node)} if one.sampled else set()
@@ -98,11 +106,10 @@ def test_only_what_a_standing_committed_attempt_of_the_last_launch_sampled_can_b
 
 
 def test_the_worlds_hold_what_they_should() -> None:
-    made = {node.fork for seen in MADE for node in tree_of(seen).nodes}
-    talked = {node.fork for seen in TALKED for node in tree_of(seen).nodes}
-    assert made == set(Fork)
-    assert talked >= set(Fork) - {Fork.RELAUNCHED, Fork.NO_BRIDGE}
-    ends = {reason for seen in ALL for reason in ends_of(seen).values()}
+    assert {node.fork for seen in made() for node in tree_of(seen).nodes} == set(Fork)
+    words = {node.fork for seen in talked() for node in tree_of(seen).nodes}
+    assert words >= set(Fork) - {Fork.RELAUNCHED, Fork.NO_BRIDGE}
+    ends = {reason for seen in made() + talked() for reason in ends_of(seen).values()}
     assert ends == {
         None,
         Reason.NOT_COMMITTED,
@@ -111,10 +118,10 @@ def test_the_worlds_hold_what_they_should() -> None:
         Reason.UNTRAINED_ROLE,
         Reason.NO_CONTEXT,
     }
-    assert any(not one.record.completion_ids for seen in MADE for one in seen)
-    assert any(is_within_an_answer(one) for seen in MADE for one in seen)
-    assert any(one.record.parent_attempt == 0 for seen in MADE for one in seen)
-    assert any(is_after_a_superseded_answer(seen) for seen in MADE)
+    assert any(not one.record.completion_ids for seen in made() for one in seen)
+    assert any(is_within_an_answer(one) for seen in made() for one in seen)
+    assert any(one.record.parent_attempt == 0 for seen in made() for one in seen)
+    assert any(is_after_a_superseded_answer(seen) for seen in made())
 
 
 def is_within_an_answer(one: Seen) -> bool:
