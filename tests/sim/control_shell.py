@@ -392,6 +392,12 @@ class Shell:
             self.stream = None
         return gone
 
+    def value(self, execution: ExecutionId) -> float:
+        """Another one for each member of a small group; every third group has one for all."""
+        group = self.truth.executions[execution].group
+        is_flat = group is not None and int(group[1:]) % 3 == 1
+        return 0.5 if is_flat else 0.25 * (int(execution[1:]) % 4)
+
     # ---- calm progress
 
     def calm_moves(self) -> list[str]:
@@ -428,7 +434,8 @@ class Shell:
                 self.claim(member=number)
             case "grade":
                 one = self.ungraded[number % len(self.ungraded)]
-                self.grade(one, has_verdict=is_valid, shaped=varied(one))
+                exclusion = "truncated" if int(one[1:]) % 11 == 5 else ""
+                self.grade(one, has_verdict=is_valid, shaped=self.value(one), exclusion=exclusion)
             case "close":
                 self.close(self.running[number % len(self.running)], f.Outcome.COMPLETED)
             case "start":
@@ -450,11 +457,6 @@ class Shell:
     @property
     def is_ending(self) -> bool:
         return self.view.phase in (Phase.ENDING, Phase.ENDED)
-
-
-def varied(execution: ExecutionId) -> float:
-    """Another value for each member of a small group."""
-    return 0.25 * (int(execution[1:]) % 4)
 
 
 def _line(command: c.AnyCommand) -> str:

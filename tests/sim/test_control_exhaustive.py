@@ -123,9 +123,9 @@ CASES = (
     case(
         "groups are filtered, half of them more than steps take",
         make_config(filter_zero_variance=True, oversample=1.5),
-        1_400,
+        5_000,
         *("CloseStep", "Cancel", "commit"),
-        num_odds=1,
+        num_odds=2,
     ),
     case(
         "groups are filtered, twice as many as steps take, a boundary after each",

@@ -25,7 +25,7 @@ from opengyre.control.config import EngineSpec, Overdue, PolicyName, SchedulerCo
 from opengyre.control.ids import ExecutionId, cell_engine_id, standalone_engine_id
 from tests.sim.control_lives import ROUNDING_S
 from tests.sim.control_model import Truth
-from tests.sim.control_shell import FATAL, NEVER_FAILS, Process, Shell, varied
+from tests.sim.control_shell import FATAL, NEVER_FAILS, Process, Shell
 
 WHO = ("core", "member", "serving")
 RARELY = [False, False, False, True]
@@ -175,7 +175,7 @@ class ControlMachine(RuleBasedStateMachine):
             if one in self.it.running:
                 self.make(partial(self.it.close, one, f.Outcome.COMPLETED))
             if one in self.it.ungraded:
-                shaped = None if is_flat else varied(one)
+                shaped = None if is_flat else self.it.value(one)
                 self.make(partial(self.it.grade, one, has_verdict=True, shaped=shaped))
 
     @rule(which=numbers, member=numbers)
@@ -399,7 +399,7 @@ def check_depths(*, num_runs: int) -> None:
         "AbandonStep": num_runs // 20,
         "DropMember": num_runs // 20,
         "redo": num_runs // 20,
-        "filtered": num_runs // 20,
+        "filtered": num_runs // 4,
         "runs that filter": num_runs // 20,
         "runs that oversample": num_runs // 20,
         "Cancel": 1,
