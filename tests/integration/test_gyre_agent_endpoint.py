@@ -238,8 +238,17 @@ def test_a_sub_agent_begins_and_hands_over_what_it_did(tmp_path):
     assert said[4] == [*begun, user(gyre_agent.SUMMARY_REQUEST)]
     assert said[5] == [
         user("Write the file.\n\nFour were said."),
-        *calls_and_outputs("echo 3", "echo 4"),
+        *calls_and_outputs(*(f"echo {n}" for n in range(1, 5))),
     ]
+
+
+def test_a_sub_agent_leaves_half_of_the_context_to_the_other(tmp_path):
+    answers = [answer(None, tool_call("echo 1"), num_tokens=50), answer(None)]
+    answers += [answer(None, tool_call("echo 2"), num_tokens=100)]
+    with serving(answers) as server:
+        ended = run_agent(server, tmp_path, "--scout-turns", "4", "--context-tokens", "100")
+    assert (ended.returncode, ended.stdout) == (0, "(context limit)\n")
+    assert server.roles == ["sub-agent", "sub-agent-summary", "main"]
 
 
 def test_a_sub_agent_that_answers_is_not_asked_for_a_summary(tmp_path):

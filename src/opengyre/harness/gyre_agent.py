@@ -280,20 +280,36 @@ def user_message(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
+def opening(instruction: str, summary: str) -> Message:
+    """How a conversation begins that goes on with what another one did."""
+    return user_message(f"{instruction}\n\n{summary or NO_SUMMARY}")
+
+
 class Conversation:
-    """What is said under one role, from an instruction on; a longer one may go on as a shorter."""
+    """What is said under one role, from an instruction on; a longer one may go on as a shorter.
+
+    `limit_tokens` end it (0: none do); `limit` says which limit it was.
+    """
 
     def __init__(
-        self, endpoint: Endpoint, options: argparse.Namespace, *, role: str, instruction: str
+        self,
+        endpoint: Endpoint,
+        options: argparse.Namespace,
+        *,
+        role: str,
+        instruction: str,
+        limit_tokens: int,
     ) -> None:
         self.messages: list[Message] = [user_message(instruction)]
+        self.limit = "(turn limit)"
+        self._limit_tokens = limit_tokens
         self._endpoint = endpoint
         self._options = options
         self._role = role
         self._instruction = instruction
 
     def run(self, turns: Iterator[int]) -> str | None:
-        """Play until an answer without a call, and return its text; None: no turns are left."""
+        """Play until an answer without a call, and return its text; None: it came to a limit."""
         for _ in turns:
             message, finish_reason, num_tokens = self._ask(self.messages, role=self._role)
             calls = message.get("tool_calls") or []
@@ -302,8 +318,9 @@ class Conversation:
             self._take(message, calls)
             if 0 < self._options.compact_at_tokens <= num_tokens and self._compact(turns):
                 continue
-            if 0 < self._options.context_tokens <= num_tokens:
-                return "(context limit)"
+            if 0 < self._limit_tokens <= num_tokens:
+                self.limit = "(context limit)"
+                break
         return None
 
     def summarize(self, turns: Iterator[int]) -> str:
@@ -314,17 +331,12 @@ class Conversation:
         message, _, _ = self._ask(asked, role=self._role + SUMMARY)
         return str(message.get("content") or "")
 
-    def handed_over(self, summary: str) -> list[Message]:
-        """How a new conversation begins that goes on with the work: the instruction, the summary,
-        and the last calls with their outputs, at most half of what was said."""
-        opening = user_message(f"{self._instruction}\n\n{summary or NO_SUMMARY}")
-        return [opening, *last_calls(self.messages)]
-
     def _compact(self, turns: Iterator[int]) -> bool:
         """Go on in a new conversation. False: nothing would be left out of it."""
-        if len(self.handed_over("")) == len(self.messages):
+        kept = last_calls(self.messages)
+        if len(kept) == len(self.messages) - 1:
             return False
-        self.messages = self.handed_over(self.summarize(turns))
+        self.messages = [opening(self._instruction, self.summarize(turns)), *kept]
         return True
 
     def _ask(self, messages: list[Message], *, role: str) -> tuple[Message, str, int]:
@@ -367,14 +379,22 @@ def last_calls(messages: list[Message]) -> list[Message]:
 
 def play(endpoint: Endpoint, instruction: str, options: argparse.Namespace) -> str:
     """Do the whole task and return the last answer's text."""
-    turns = iter(range(options.max_turns))
-    main = Conversation(endpoint, options, role=MAIN, instruction=instruction)
+    turns, limit_tokens = iter(range(options.max_turns)), options.context_tokens
+    main = Conversation(
+        endpoint, options, role=MAIN, instruction=instruction, limit_tokens=limit_tokens
+    )
     if options.scout_turns:
-        scout = Conversation(endpoint, options, role=SUB_AGENT, instruction=instruction)
+        scout = Conversation(
+            endpoint,
+            options,
+            role=SUB_AGENT,
+            instruction=instruction,
+            limit_tokens=limit_tokens // 2,
+        )
         report = scout.run(itertools.islice(turns, options.scout_turns))
         report = scout.summarize(turns) if report is None else report
-        main.messages = scout.handed_over(report)
-    return main.run(turns) or "(turn limit)"
+        main.messages = [opening(instruction, report), *scout.messages[1:]]
+    return main.run(turns) or main.limit
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
