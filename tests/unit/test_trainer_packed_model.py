@@ -1,4 +1,4 @@
-"""Packed rows against single sequences through the model's own attention.
+"""Packed rows and trees against single sequences through the model's own attention.
 
 The norms compute in float32 even here, so 1e-6 is equality.
 """
@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from opengyre.seams.cells import Segment
 from opengyre.seams.errors import BoundaryError
+from opengyre.trainer import packed_model
 from opengyre.trainer.packed_model import ATTENTION, register_attention, trained_logprobs
 
 SIZES = {
@@ -66,6 +67,47 @@ def _gradients(model: torch.nn.Module) -> list[Tensor]:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     model.zero_grad()
     return gradients
+
+
+def _branched(
+    model: torch.nn.Module, trunk: Tensor, branches: list[tuple[int, Tensor]]
+) -> list[Tensor]:
+    """Logprobs of each branch's own tokens; a branch keeps that many tokens of the trunk."""
+    register_attention()
+    model.config._attn_implementation = ATTENTION
+    segments, parts = [Segment(start=0, end=len(trunk))], [trunk]
+    for num_kept, own in branches:
+        start = segments[-1].end
+        segments.append(Segment(start=start, end=start + len(own), ancestors=[(0, num_kept)]))
+        parts.append(own)
+    depths = [num_kept + torch.arange(len(own)) for num_kept, own in [(0, trunk), *branches]]
+    logprobs = trained_logprobs(
+        model,
+        token_ids=torch.cat(parts),
+        position_ids=torch.cat(depths),
+        segments=segments,
+        targets=torch.arange(len(trunk), segments[-1].end),
+        temperature=1.0,
+    )
+    return list(logprobs.split([len(own) for _, own in branches]))
+
+
+@pytest.mark.parametrize("masked_tokens", [2, 512])
+def test_branches_long_and_short_equal_their_lines_alone(
+    model: torch.nn.Module, masked_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_model, "MASKED_TOKENS", masked_tokens)
+    ids = torch.randint(0, 20, (40,), generator=torch.Generator().manual_seed(4))
+    trunk, branches = ids[:10], [(10, ids[10:15]), (1, ids[15:27]), (7, ids[27:28]), (4, ids[28:])]
+    alone = [_alone(model, torch.cat([trunk[:k], own]), 1.0)[k - 1 :] for k, own in branches]
+    torch.cat(alone).square().sum().backward()
+    want = _gradients(model)
+    branched = _branched(model, trunk, branches)
+    torch.cat(branched).square().sum().backward()
+    for ours, theirs in zip(branched, alone, strict=True):
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)
+    for ours, theirs in zip(_gradients(model), want, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
