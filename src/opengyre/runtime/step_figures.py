@@ -22,6 +22,7 @@ class StepFigures:
     mean_shaped: float | None
     watched_share: float | None
     members: list[MemberAccount]
+    num_no_variance: int
 
 
 def figures_of(groups: TrainedGroups, names: Sequence[str], is_applied: bool) -> StepFigures:
@@ -32,6 +33,7 @@ def figures_of(groups: TrainedGroups, names: Sequence[str], is_applied: bool) ->
         mean_shaped=_mean(one.shaped for one in members),
         watched_share=_watched_share([groups.executions_of(name) for name in names]),
         members=members,
+        num_no_variance=sum(not groups.group(name).has_gradient for name in names),
     )
 
 

@@ -286,6 +286,7 @@ class Steps:
                 mean_shaped=figures.mean_shaped,
                 watched_share=figures.watched_share,
                 members=figures.members,
+                num_no_variance=figures.num_no_variance,
                 num_flat_tokens=sum(len(one.token_ids) for one in made),
                 num_repeated_tokens=sum(one.num_repeated_tokens for one in made),
                 fill=fill_of(made, self._parts.budget_tokens),
