@@ -26,6 +26,7 @@ from trajectory_bench.cases import (
     rows_of,
     tree_of,
     trees,
+    trees_of_tokens,
 )
 from trajectory_bench.executions import VOCABULARY, Author, Shape
 from trajectory_bench.training import no_attention, run_s, small_model, training_cell
@@ -37,7 +38,7 @@ from opengyre.trajectory.bundles import Bundle, Layout, Row, bundles_of
 from opengyre.trajectory.tree import Tree
 
 CAPS = (1, 5, 0)
-NUM_EXECUTIONS = 4
+NUM_TOKENS = 20_000
 ROUNDS = 3
 
 
@@ -87,7 +88,7 @@ def training() -> Iterator[str]:
     apart: list[str] = []
     with training_cell(small_model(VOCABULARY)) as cell:
         for shape in SHAPES:
-            grown = trees(SHAPES[shape], NUM_EXECUTIONS)
+            grown = trees_of_tokens(SHAPES[shape], NUM_TOKENS)
             cases = [case_of(shape, grown, cap, layout) for cap in CAPS for layout in Layout]
             times, rest = medians_s(cell, cases, num_apart=len(Layout))
             for number in range(0, len(cases), 2):
@@ -106,7 +107,7 @@ def _training_row(pair: Sequence[Case], times: Sequence[float], *, whole_s: floa
     (path, tree), (path_s, tree_s) = pair, times
     ratio, gain = path.num_tokens / tree.num_tokens, path_s / tree_s
     return (
-        f"| {path.shape} | {path.max_paths or 'all'} | {path.num_paths / NUM_EXECUTIONS:.1f} "
+        f"| {path.shape} | {path.max_paths or 'all'} | {path.num_paths:.1f} "
         f"| {path.num_tokens:,} | {tree.num_tokens:,} | {ratio:.2f} "
         f"| {path_s:.2f} | {path_s / whole_s:.1%} | {tree_s:.2f} | {tree_s / whole_s:.1%} "
         f"| {gain:.2f} | {gain / ratio:.2f} |"

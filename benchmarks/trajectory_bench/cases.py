@@ -23,14 +23,15 @@ NO_BOUND = sys.maxsize
 SHAPES = {
     "long": Shape(),
     "delegating": Shape(
-        num_turns=(60, 0.6),
+        num_turns=(40, 0.6),
         compaction_tokens=NO_BOUND,
         max_sub_agents=12,
         sub_turns=(8, 0.6),
+        p_rewrite=0,
     ),
     "rewriting": Shape(num_turns=(60, 0.6), max_sub_agents=0, p_rewrite=0.05),
     "one path": Shape(
-        num_turns=(20, 0.5), max_sub_agents=0, p_retry=0, p_side=0, p_rewrite=0, scale=32
+        num_turns=(20, 0.5), compaction_tokens=NO_BOUND, max_sub_agents=0, p_rewrite=0
     ),
 }
 
@@ -42,10 +43,16 @@ def tree_of(turns: Sequence[TurnTokens]) -> Tree:
     return tree
 
 
-def trees(shape: Shape, num_executions: int, *, seed: int = 0) -> list[Tree]:
-    return [
-        tree_of(list(Author(shape, seed=seed + number).turns())) for number in range(num_executions)
-    ]
+def trees(shape: Shape, num_executions: int) -> list[Tree]:
+    return [tree_of(list(Author(shape, seed=seed).turns())) for seed in range(num_executions)]
+
+
+def trees_of_tokens(shape: Shape, num_tokens: int) -> list[Tree]:
+    """As many executions as it takes to have that many tokens, each token once."""
+    grown: list[Tree] = []
+    while sum(tree.num_tokens for tree in grown) < num_tokens:
+        grown.append(tree_of(list(Author(shape, seed=len(grown)).turns())))
+    return grown
 
 
 def rows_of(tree: Tree, execution: int, max_paths: int) -> list[Row]:
@@ -76,13 +83,13 @@ def micro_steps_of(bundles: Sequence[Bundle], budget_tokens: int) -> list[MicroS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Micro-steps of one shape, cap and layout."""
+    """Micro-steps of one shape, cap and layout; `num_paths` of an execution, in the mean."""
 
     shape: str
     max_paths: int
     layout: Layout
     micro_steps: tuple[MicroStep, ...]
-    num_paths: int
+    num_paths: float
 
     @property
     def num_tokens(self) -> int:
@@ -99,7 +106,7 @@ def case_of(shape: str, grown: Sequence[Tree], max_paths: int, layout: Layout) -
         max_paths=max_paths,
         layout=layout,
         micro_steps=tuple(micro_steps_of(bundles, BUDGET_TOKENS)),
-        num_paths=sum(map(len, rows)),
+        num_paths=sum(map(len, rows)) / len(rows),
     )
 
 

@@ -94,7 +94,8 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> T
 def _masked(
     query: Tensor, key: Tensor, value: Tensor, lines: Lines, scale: float | None
 ) -> list[Tensor]:
-    """The same in blocks of queries, each of which looks at no key behind it."""
+    """The same in blocks of queries, each of which looks at no key behind it. Key heads are
+    repeated because CUDA's kernels with a mask know no groups (not run on a GPU)."""
     num_before = key.shape[2] - query.shape[2]
     if _is_grouped(query, key):
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
