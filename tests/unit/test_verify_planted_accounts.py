@@ -128,6 +128,28 @@ def attempt_not_recorded(run: Planting) -> None:
     run.drop(next(n for n in run.where(seen.TurnRecorded) if not run.turn(n).is_committed))
 
 
+def dropped_for_a_reason_it_has_not(run: Planting) -> None:
+    change_account(run, 1, trained=0, dropped={"no_verdict": 10}, advantage=None)
+
+
+def dropped_for_another_reason_than_told(run: Planting) -> None:
+    change_verdict(run, 2, exclusion="overlong")
+    change_account(run, 1, trained=0, dropped={"truncated": 10}, advantage=None, shaped=None)
+
+
+def refused_in_a_step_that_was_not(run: Planting) -> None:
+    change_account(run, 1, trained=0, masked={"not_applied": 10})
+
+
+def flat_in_a_group_that_is_not(run: Planting) -> None:
+    change_account(run, 1, trained=0, masked={"no_variance": 10})
+
+
+def trained_in_a_flat_group(run: Planting) -> None:
+    change_verdict(run, 2, reward=1.0)
+    change_account(run, 1, reward=1.0, shaped=1.0)
+
+
 def zero_for_no_verdict(run: Planting) -> None:
     change_verdict(run, 2, reward=None)
 
@@ -185,6 +207,11 @@ PLANTED: list[tuple[Callable[[Planting], None], str, str]] = [
     (earlier_launch_trained, "P11", "e000001.t2 attempt 0 is trained and relaunched"),
     (evaluation_trained, "P11", "e000005 has an account or trained tokens, but no step"),
     (attempt_not_recorded, "P11", "97 tokens told as sampled, 94 are recorded"),
+    (dropped_for_a_reason_it_has_not, "P11", "dropped as no_verdict, it is valid"),
+    (dropped_for_another_reason_than_told, "P11", "dropped as truncated, it is overlong"),
+    (refused_in_a_step_that_was_not, "P11", "masked as not_applied in a step that was"),
+    (flat_in_a_group_that_is_not, "P11", "masked as no_variance in a group whose values are 1"),
+    (trained_in_a_flat_group, "P11", "trained in a group whose values are equal"),
     (zero_for_no_verdict, "P12", "has reward 0.0 in its account, None in the journal"),
     (zero_for_a_lost_execution, "P12", "e000003 was lost and has reward 0.0"),
     (zero_for_a_cancelled_execution, "P12", "e000002 was cancelled and has reward 0.0"),

@@ -37,7 +37,7 @@ def test_the_summary_has_every_promised_key_with_the_numbers_of_the_run(state: R
     told = {
         "eval_before": 0.25,
         "eval_after": 0.75,
-        "reward_by_burst": [0.5, 0.9],
+        "reward_by_burst": [0.5, 0.875],
         "role_changes": 4,
         "mid_batch_joins": 1,
         "requests_continued": 2,

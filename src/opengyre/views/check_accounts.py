@@ -22,8 +22,11 @@ from opengyre.views.consumed import (
 )
 from opengyre.views.findings import CheckResult, Findings
 from opengyre.views.restored import Line, Lines
-from opengyre.views.run_state import RunState
+from opengyre.views.run_state import ExecutionView, RunState
 from opengyre.views.words import tokens_by_reason
+
+MAX_FLAT_SPREAD = 1e-6
+"""With values so far apart the standard deviation counts in any group of up to 10,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +99,31 @@ class AccountChecks:
             self._findings.expect(False, words)
         else:
             self._total += told_account(told[0])
-            problems = list(_problems(told[0], recount))
+            problems = [*_problems(told[0], recount), *self._reason_problems(told[0], step)]
             words = f"{execution} in step {step}: {'; '.join(problems)}"
             self._findings.expect(not problems, words)
+
+    def _reason_problems(self, told: seen.MemberAccount, step: int) -> Iterable[str]:
+        """Reasons of a whole execution must be what the journal says of it elsewhere."""
+        one = self._state.executions[told.execution]
+        of_part = set(told.dropped) - STRUCTURAL
+        known = ""
+        if one.value is None:
+            known = one.exclusion.partition(":")[0] or Reason.NO_VERDICT.value
+        if not of_part <= {known}:
+            yield f"dropped as {', '.join(sorted(of_part))}, it is {known or 'valid'}"
+        is_refused = step in self._consumed.unapplied
+        if Reason.NOT_APPLIED in told.masked and not is_refused:
+            yield "masked as not_applied in a step that was"
+        spread = self._spread(one)
+        if Reason.NO_VARIANCE in told.masked and spread >= MAX_FLAT_SPREAD:
+            yield f"masked as no_variance in a group whose values are {spread:.3g} apart"
+        if told.trained and spread == 0:
+            yield "trained in a group whose values are equal"
+
+    def _spread(self, one: ExecutionView) -> float:
+        group = self._state.groups.get(one.group or "")
+        return 0.0 if group is None else max(group.highest - group.lowest, 0.0)
 
     def _reason_apart(self, execution: str) -> str:
         one = self._state.executions.get(execution)
