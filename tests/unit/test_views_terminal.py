@@ -177,6 +177,7 @@ def test_a_step_tells_in_one_line_where_the_tokens_of_its_executions_ended() -> 
     kept = {"execution": "e000001", "reward": 1.0, "shaped": 1.0, "advantage": 1.0}
     step = report(
         is_short=True,
+        num_no_variance=1,
         watched_share=0.25,
         num_flat_tokens=100,
         num_repeated_tokens=152,
@@ -193,7 +194,8 @@ def test_a_step_tells_in_one_line_where_the_tokens_of_its_executions_ended() -> 
         ],
     )
     assert step_words(step) == (
-        "short step 3: 1 group, version 4, mean reward 0.500, 20 tokens trained, "
+        "short step 3: 1 group (1 with equal rewards), version 4, mean reward 0.500, "
+        "20 tokens trained, "
         "18 masked (14 not_selected, 4 no_variance), 4 dropped (4 relaunched), "
         "25% of the best touched tests, tree 1.52x, fill 88%"
     )

@@ -112,12 +112,14 @@ def tokens_lost(state: RunState) -> int:
 
 
 def _groups(state: RunState) -> dict[str, int]:
-    """What became of them. `unused`: neither trained nor wrong: too old, or more than was needed;
-    its members may have been cancelled for that."""
+    """What became of them; `no_variance` of the consumed ones had equal rewards. `unused`: neither
+    trained nor wrong: too old, or more than was needed; its members may have been cancelled for
+    that."""
     counted = Counter(_group_words(state, one) for one in state.groups.values())
     return {
         "dispatched": len(state.groups),
         **{name: counted[name] for name in ("consumed", "void", "filtered", "unused")},
+        "no_variance": sum(step.num_no_variance for step in state.steps),
     }
 
 

@@ -57,8 +57,9 @@ def turn_cells(turn: TurnRecord) -> dict[str, Any]:
 
 
 def step_cells(state: RunState) -> list[dict[str, Any]]:
-    """One line a step; `tests` is the share of the best executions that touched them, `tree` and
-    `fill` as in `words.step_words`."""
+    """One line a step. `equal`: groups whose rewards did not differ; `clipped`: tokens that the
+    objective bounded; `tests`: share of the best executions that touched them; `tree` and `fill` as
+    in `words.step_words`."""
     return [_step_cells(step) for step in state.steps]
 
 
@@ -67,7 +68,9 @@ def _step_cells(step: StepReport) -> dict[str, Any]:
         "step": step.step,
         "version": step.version_after,
         "groups": len(step.groups),
+        "equal": step.num_no_variance,
         "tokens": step.num_tokens,
+        "clipped": step.num_clipped,
         "masked": sum(sum(one.masked.values()) for one in step.members),
         "dropped": sum(sum(one.dropped.values()) for one in step.members),
         "loss": _rounded(step.loss, 4),

@@ -52,8 +52,9 @@ def step_words(step: StepReport) -> str:
     """One line, the most important first: what a step did, with which rewards, and where the tokens
     of its executions ended. `tree` is how many times as many tokens path by path would take."""
     size = "short " if step.is_short else ""
+    groups = number(len(step.groups), "group") + _equal(step.num_no_variance)
     parts = [
-        f"{size}step {step.step}: {number(len(step.groups), 'group')}",
+        f"{size}step {step.step}: {groups}",
         f"version {step.version_after}" if step.is_applied else "no update",
         f"mean reward {reward(step.mean_reward)}{_shaped(step)}",
         f"{step.num_tokens} tokens trained",
@@ -75,6 +76,10 @@ def tokens_by_reason(counts: Mapping[str, int]) -> str:
     """`12 not_selected, 3 no_variance`, the most first."""
     in_order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{num} {reason}" for reason, num in in_order)
+
+
+def _equal(num_groups: int) -> str:
+    return f" ({num_groups} with equal rewards)" if num_groups else ""
 
 
 def _shaped(step: StepReport) -> str:
@@ -120,6 +125,7 @@ def _updates(summary: Mapping[str, Any]) -> str:
 def _groups(groups: Mapping[str, int]) -> str:
     """Older summaries lack some."""
     text = f"{groups['dispatched']} dispatched, {groups['consumed']} trained"
+    text += _equal(groups.get("no_variance", 0))
     reasons = {
         "filtered": "equal rewards",
         "void": "too few verdicts",
