@@ -83,9 +83,9 @@ def list_harnesses(as_json: AsJson = False) -> None:
         typer.echo(json.dumps(rows, indent=2))
         return
     for row in rows:
-        typer.echo(f"{row['name']:15} {row['about']}")
+        typer.echo(f"{row['name']:20} {row['about']}")
         if note := row["problem"] or row["program"]:
-            typer.echo(f"{'':15} {note}")
+            typer.echo(f"{'':20} {note}")
 
 
 def _try(options: TryOptions) -> None:
