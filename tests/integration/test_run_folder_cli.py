@@ -46,6 +46,7 @@ def test_show_prints_the_summary_and_the_steps(run: Path) -> None:
     code, text, errors = gyre("show", run)
     assert (code, errors) == (0, "")
     assert "0.250 before, 0.750 after (+0.500)" in text
+    assert "66 sampled, 54 trained (82%)" in text
     assert "step  version  groups" in text
     code, text, _ = gyre("show", run, "--json")
     told = json.loads(text)

@@ -57,6 +57,7 @@ def summarise(state: RunState) -> dict[str, Any]:
         "groups": _groups(state),
         "turns": len(state.turns),
         "sampled_tokens": num_tokens,
+        "trained_tokens": sum(one.trained for step in state.steps for one in step.members),
         "device_seconds": {
             name: round(seconds, 3) for name, seconds in state.device_seconds().items()
         },

@@ -20,6 +20,7 @@ def final_lines(summary: Mapping[str, Any], *, folder: str = "", report: str = "
         ("groups", _groups(summary["groups"])),
         ("role changes", _roles(summary)),
         ("live requests", _requests(summary)),
+        ("tokens", _tokens(summary)),
         ("tokens lost", str(summary["tokens_lost"])),
         ("harness errors", f"{summary['harness_errors_from_moves']} caused by moves"),
         ("executions", _counts(summary["executions_by_outcome"])),
@@ -133,6 +134,14 @@ def _groups(groups: Mapping[str, int]) -> str:
     }
     more = [f"{groups[name]} {name} ({why})" for name, why in reasons.items() if groups.get(name)]
     return ", ".join([text, *more])
+
+
+def _tokens(summary: Mapping[str, Any]) -> str:
+    """Older summaries do not tell it, older runs told no accounts."""
+    if not summary.get("trained_tokens"):
+        return ""
+    sampled, trained = summary["sampled_tokens"], summary["trained_tokens"]
+    return f"{sampled} sampled, {trained} trained ({trained / sampled:.0%})"
 
 
 def _roles(summary: Mapping[str, Any]) -> str:
