@@ -92,7 +92,10 @@ class TreeTape(Tape):
             logprobs=[-0.25 * (n % 7) for n in range(sampled)],
             request_delta=b"{}",
         )
-        self.records.setdefault(execution, []).append(record)
+        self.add(record)
+
+    def add(self, record: TokenRecord) -> None:
+        self.records.setdefault(record.header.execution, []).append(record)
         self.append(record)
 
 
@@ -116,7 +119,7 @@ def _write_rows(tape: Tape) -> None:
     )
     for number in range(1, 6):
         tape.do(c.Launch, execution=execution_id(number), engine=S0)
-        _launch(tape, number, 1)
+        launch(tape, number, 1)
     tape.first(tape)
     tape.close(1, 1.0)
     tape.call("e000002.t1")
@@ -136,7 +139,7 @@ def _write_rows(tape: Tape) -> None:
 def first_execution(tape: TreeTape) -> None:
     tape.call("e000001.t1")
     tape.num_given_up = 1
-    _launch(tape, 1, 2)
+    launch(tape, 1, 2)
     root = {"fork_reason": ForkReason.NEW_ROOT.value}
     tape.call("e000001.t2", sizes=(40, 10))
     tape.call("e000001.t3", sizes=(8, 4), role=Role.SIDE, **root)
@@ -208,14 +211,14 @@ def digest(row: Row) -> seen.PathDigest:
     )
 
 
-def _launch(tape: Tape, number: int, launch: int) -> None:
+def launch(tape: Tape, number: int, launch_number: int) -> None:
     group = None if number == 5 else group_id(1 if number < 3 else 3)
     tape.tell(
         seen.LaunchRecorded(
             execution=execution_id(number),
             task=f"trail-{number}",
             group=group,
-            launch_number=launch,
+            launch_number=launch_number,
         )
     )
 
