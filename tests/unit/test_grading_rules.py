@@ -9,6 +9,7 @@ from opengyre.config.load import load_config
 from opengyre.runtime.grading import EndingRules, ending_rules
 from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import Ending, LaunchResult
+from opengyre.tasks.confined import GradingError, checked_reward
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "scripted.toml"
 
@@ -115,3 +116,9 @@ def test_codes_of_a_command_are_read_as_numbers() -> None:
     assert config.grading.exit_rewards == {0: 1.0, 2: 0.5}
     assert grading_problems(config.grading) == []
     assert grading_problems(GradingConfig()) == []
+
+
+@pytest.mark.parametrize("raw", [10**400, -(10**400), 1.5, -0.1, float("nan"), float("inf")])
+def test_a_number_that_is_no_reward_is_refused_whatever_its_size(raw: float) -> None:
+    with pytest.raises(GradingError, match=r"reward\.json: the reward is out of range"):
+        checked_reward(raw, "reward.json")

@@ -163,19 +163,20 @@ def test_a_sparse_giant_is_not_copied(tmp_path: Path) -> None:
         copy_workspace(tmp_path / "from", tmp_path / "to")
 
 
-def test_a_tree_deeper_than_any_path_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [["deeper"] * 600, [*["l" * 250] * 20, *["b"] * 3000]])
+def test_a_tree_deeper_than_any_path_is_removed(tmp_path: Path, names: list[str]) -> None:
     here = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(600):
-        os.mkdir("deeper", dir_fd=here)
-        below = os.open("deeper", os.O_RDONLY, dir_fd=here)
+    for name in names:
+        os.mkdir(name, dir_fd=here)
+        below = os.open(name, os.O_RDONLY, dir_fd=here)
         os.close(here)
         here = below
     os.close(here)
     with pytest.raises((WorkspaceError, OSError)):
         copy_workspace(tmp_path, tmp_path.with_name("copy"))
     remove_tree(tmp_path.with_name("copy"))
-    remove_tree(tmp_path / "deeper")
-    assert not (tmp_path / "deeper").exists()
+    remove_tree(tmp_path / names[0])
+    assert not (tmp_path / names[0]).exists()
 
 
 @pytest.mark.parametrize("kind", [GraderKind.COMMAND, GraderKind.CALLABLE])

@@ -21,6 +21,7 @@ from opengyre.control.commands import Plan
 from opengyre.control.config import SchedulerConfig
 from opengyre.control.errors import InvariantError
 from opengyre.control.facts import Fact
+from opengyre.control.ids import GroupId
 from opengyre.control.run_state import RunState, new_run_state
 from opengyre.control.view import SchedulerView, take_view
 
@@ -55,6 +56,10 @@ class Scheduler:
 
     def next_wakeup_s(self) -> float | None:
         return waiting.next_wakeup_s(self._run, self._now_s)
+
+    def is_over(self, group: GroupId) -> bool:
+        """No step will ask for it: consumed for good, void, filtered or dropped."""
+        return group not in self._run.groups.by_id
 
     def snapshot(self) -> SchedulerView:
         return take_view(self._run)

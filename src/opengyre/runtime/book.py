@@ -94,12 +94,14 @@ class Book:
         self._seed = seed
         self.executions: dict[str, Execution] = {}
         self.members: dict[str, tuple[str, ...]] = {}
+        self._kept: dict[str, None] = {}
         self.evals: dict[int, list[Execution]] = {}
 
     def add_group(self, group: str, members: tuple[str, ...], *, burst: int, version: int) -> Task:
         """Register a dispatched group; the group's number chooses its task."""
         task = self._train.task_for_group(int(group[1:]))
         self.members[group] = members
+        self._kept[group] = None
         for name in members:
             self._add(name, task, group=group, burst=burst, version=version)
         return task
@@ -148,8 +150,13 @@ class Book:
         valid = [reward for reward in found if reward is not None]
         return sum(valid) / len(valid) if valid else None
 
+    def kept_groups(self) -> tuple[str, ...]:
+        """Those that were not forgotten, in dispatch order."""
+        return tuple(self._kept)
+
     def forget_group(self, group: str) -> None:
         """A consumed or void group needs no turns any more; memory stays bounded."""
+        self._kept.pop(group, None)
         for name in self.members[group]:
             one = self.executions[name]
             one.turns.clear()

@@ -12,13 +12,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from opengyre.config.load import resolved_json
 from opengyre.config.root import RunConfig
 from opengyre.control.facts import StopRequested
+from opengyre.control.ids import GroupId
 from opengyre.control.scheduler import Scheduler
 from opengyre.harness.profiles import Staged
 from opengyre.runtime import messages as m
@@ -79,7 +79,6 @@ class Run:
             self.book, SegmentReader(opened.folder.tokens), config=config.training
         )
         self._durable: Durable | None = None
-        self._num_forgotten = 0
         self._checkpoints = Checkpoints(opened.folder.checkpoints)
         socket = opened.sockets / "controller.sock"
         self.processes = Processes(opened.folder.logs, address=f"unix:{socket}")
@@ -105,15 +104,14 @@ class Run:
         )
         self.results = Results(self.book, self.observe)
         self.notes: list[tuple[float, str]] = []
-        self.step_reports: list[dict[str, Any]] = []
+        self.last_step: StepReport | None = None
         self.is_interrupted = False
 
     def observe(self, value: AnyObservation) -> None:
-        """Into the journal; steps and notes are kept for whoever watches."""
+        """Into the journal; the last step and notes are kept for whoever watches."""
         if isinstance(value, StepReport):
-            row = msgspec.structs.asdict(value)
-            self.step_reports.append(row)
-            self.opened.folder.append_metrics(row)
+            self.last_step = value
+            self.opened.folder.append_metrics(msgspec.structs.asdict(value))
         self._append(self._now_s(), value)
 
     def _append(self, now_s: float, value: JournalValue) -> int:
@@ -268,15 +266,15 @@ class Run:
             raise BoundaryError("checkpoint", "the core died meanwhile", retryable=True)
         self._durable = Durable(version=version, folder=self._checkpoints.path(step))
         self._checkpoints.retain(self.opened.config.store.keep_checkpoints)
-        self._forget_consumed()
+        self._forget_groups()
 
-    def _forget_consumed(self) -> None:
-        """A durable step is not redone: nobody asks for its groups' turns and rows again."""
-        for report in self.step_reports[self._num_forgotten :]:
-            for group in report["groups"]:
+    def _forget_groups(self) -> None:
+        """A durable step is not redone, and a void group never trained: nobody asks for their
+        turns and rows again."""
+        for group in self.book.kept_groups():
+            if self.scheduler.is_over(GroupId(group)):
                 self._groups.forget(group)
                 self.book.forget_group(group)
-        self._num_forgotten = len(self.step_reports)
 
     def _ended(self, *, is_failed: bool, reason: str) -> RunEnd:
         ended = RunEnded(

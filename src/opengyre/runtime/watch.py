@@ -16,7 +16,7 @@ from opengyre.control.cells import CellRole, EngineState
 from opengyre.control.view import EngineView, SchedulerView
 from opengyre.runtime.run import Run, RunEnd
 from opengyre.store.journal import read_journal
-from opengyre.store.observations import Role, StepReport
+from opengyre.store.observations import Role
 from opengyre.store.run_folder import open_run_folder
 from opengyre.views.fold import Fold
 from opengyre.views.report import draw_report
@@ -98,7 +98,7 @@ def view_state(run: Run, rate: _Rate) -> ViewState:
     """What the scheduler and the shell know now."""
     seen = run.scheduler.snapshot()
     wall_s = run.opened.clock.now_s()
-    reports = run.step_reports
+    last = run.last_step
     return ViewState(
         wall_s=wall_s,
         phase=seen.phase.value,
@@ -112,8 +112,8 @@ def view_state(run: Run, rate: _Rate) -> ViewState:
         num_ready=seen.num_ready,
         num_needed=seen.need,
         groups_per_step=run.opened.config.schedule.groups_per_step,
-        last_reward=reports[-1]["mean_reward"] if reports else None,
-        last_step=step_words(StepReport(**reports[-1])) if reports else "",
+        last_reward=None if last is None else last.mean_reward,
+        last_step="" if last is None else step_words(last),
         last_eval=run.results.last_eval,
         tokens_per_s=rate.per_s(wall_s, run.told.num_sampled_tokens),
         num_continued=run.told.num_continued,

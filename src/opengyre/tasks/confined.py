@@ -8,7 +8,6 @@ of the sandbox or of this machine is no verdict with a reason, never 0 (P12).
 
 import asyncio
 import logging
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from opengyre.tasks.workspaces import (
 
 MIN_FREE_BYTES = 32 << 20
 TAIL_CHARS = 200
+REASON_CHARS = 400
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,8 @@ class ConfinedGrader(ABC):
             try:
                 return await self._attempt(task, workspace, view)
             except (GradingError, WorkspaceError, BoundaryError, OSError) as error:
-                reason = f"{error} (attempt {attempt} of {self.num_attempts})"
+                words = " ".join(str(error).split())[:REASON_CHARS]
+                reason = f"{words} (attempt {attempt} of {self.num_attempts})"
             finally:
                 await asyncio.to_thread(_clean, view)
         return Verdict(reward=None, reason=reason)
@@ -132,8 +133,8 @@ def checked_reward(raw: object, where: str) -> float:
     """`raw` as a reward. Raises GradingError unless it is a number from 0 to 1."""
     if isinstance(raw, bool) or not isinstance(raw, int | float):
         raise GradingError(f"{where}: the reward is {str(raw)[:40]!r}, expected a number")
-    if not (math.isfinite(raw) and 0 <= raw <= 1):
-        raise GradingError(f"{where}: the reward is {raw}, expected 0 to 1")
+    if not 0 <= raw <= 1:
+        raise GradingError(f"{where}: the reward is out of range, expected 0 to 1")
     return float(raw)
 
 

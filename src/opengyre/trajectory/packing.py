@@ -5,8 +5,10 @@ taken one after another are those of first-fit decreasing; a bundle is never spl
 its own line only: its segment so far, and the segment's ancestors.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -110,10 +112,9 @@ class _Packer:
             self._segments.append(
                 PackedSegment(start=start, end=self._num_tokens, ancestors=_flat(shared))
             )
-        trained = tuple(
-            part for begin, end in row.path.trained for part in _between(placed, begin, end)
-        )
-        self._paths.append(PackedPath(row=row, pieces=_flat(placed), trained=trained))
+        pieces = _flat(placed)
+        trained = tuple(_flat_of(row.path.trained, pieces))
+        self._paths.append(PackedPath(row=row, pieces=pieces, trained=trained))
 
     def finish(self) -> PackedRows:
         return PackedRows(
@@ -159,11 +160,13 @@ def _flat(placed: Sequence[tuple[Range, int]]) -> tuple[Range, ...]:
     return tuple(joined)
 
 
-def _between(placed: Sequence[tuple[Range, int]], begin: int, end: int) -> list[Range]:
-    """The flat ranges of depths [begin, end)."""
-    found: list[Range] = []
-    for (low, high), flat in placed:
-        first, last = max(low, begin), min(high, end)
-        if first < last:
-            found.append((flat + first - low, flat + last - low))
-    return found
+def _flat_of(depths: Sequence[Range], pieces: Sequence[Range]) -> Iterator[Range]:
+    """Ranges of a line's depths, in order, as flat ranges; `pieces` are the line."""
+    sizes = [end - start for start, end in pieces]
+    begins = [0, *accumulate(sizes)]
+    for begin, end in depths:
+        at = bisect_right(begins, begin) - 1
+        while begins[at] < end:
+            flat = pieces[at][0] - begins[at]
+            yield flat + max(begin, begins[at]), flat + min(end, begins[at + 1])
+            at += 1

@@ -7,7 +7,7 @@ it a leaf's chance is its share of the untrained tokens. Source: PAPER.md (J_max
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,37 +93,50 @@ def leaves_of(tree: Tree, trained_roles: Sequence[Role]) -> list[Node]:
 
 class _Draw:
     """`_taken` is, for each node, the depth up to which a drawn path covers it: paths keep
-    beginnings of nodes, so one number tells all."""
+    beginnings of nodes, so one number tells all. `_untrained`: how many untrained trainable tokens
+    its whole line has, `_before` of these before the node itself."""
 
     def __init__(self, tree: Tree, trained_roles: Sequence[Role]) -> None:
         self._tree = tree
         self._trained_roles = trained_roles
         self._trainable = [trainable_of(tree, node, trained_roles) for node in tree.nodes]
-        self._leaves = leaves_of(tree, trained_roles)
         self._taken = [node.begin for node in tree.nodes]
         self._num_trained = 0
+        self._children: list[list[Node]] = [[] for _ in tree.nodes]
+        for node in tree.nodes:
+            if node.parent is not None:
+                self._children[node.parent.index].append(node)
+        self._before = [0] * len(tree.nodes)
+        self._untrained = np.zeros(len(tree.nodes), np.int64)
+        self._count(tree.nodes)
+        leaves = leaves_of(tree, trained_roles)
+        self._leaves_by_role = {
+            role: np.array([leaf.index for leaf in leaves if leaf.role is role], np.int64)
+            for role in trained_roles
+        }
 
     def next_leaf(self, role: Role, rng: np.random.Generator) -> Node | None:
-        leaves = [leaf for leaf in self._leaves if leaf.role is role]
-        if not leaves:
-            return None
-        untrained = self._untrained()
-        totals = np.cumsum([untrained[leaf.index] for leaf in leaves])
-        if totals[-1] == 0:
+        leaves = self._leaves_by_role[role]
+        totals = np.cumsum(self._untrained[leaves])
+        if not len(totals) or totals[-1] == 0:
             return None
         drawn = rng.integers(int(totals[-1]))
-        return leaves[int(np.searchsorted(totals, drawn, side="right"))]
+        place = int(np.searchsorted(totals, drawn, side="right"))
+        return self._tree.nodes[int(leaves[place])]
 
     def take(self, leaf: Node) -> Path:
         pieces = line_of(leaf)
         trained: list[Range] = []
+        changed: list[Node] = []
         for piece in pieces:
             begin, end = self._open(piece.node, piece.end)
             if begin < end:
                 trained.append((begin, end))
+                changed = changed or [piece.node]
                 self._num_trained += end - begin
             taken = self._taken[piece.node.index]
             self._taken[piece.node.index] = max(taken, piece.end)
+        self._count(self._with_all_below(changed))
         return Path(leaf=leaf, pieces=tuple(pieces), trained=tuple(trained))
 
     def account(self) -> TokenAccount:
@@ -152,20 +165,21 @@ class _Draw:
         begin, end = self._trainable[node.index]
         return max(begin, self._taken[node.index]), min(end, upto)
 
-    def _untrained(self) -> list[int]:
-        """Of each node: how many untrained trainable tokens its whole line has."""
-        before: list[int] = []
-        totals: list[int] = []
-        for node in self._tree.nodes:
-            before.append(self._before(node, before))
+    def _count(self, nodes: Iterable[Node]) -> None:
+        """Of `nodes`, which come after their parents if these are among them."""
+        for node in nodes:
+            before, at = 0, node.parent
+            if at is not None:
+                begin, end = self._open(at, node.begin)
+                before = self._before[at.index] + max(0, end - begin)
             begin, end = self._open(node, node.end)
-            totals.append(before[-1] + max(0, end - begin))
-        return totals
+            self._before[node.index] = before
+            self._untrained[node.index] = before + max(0, end - begin)
 
-    def _before(self, node: Node, before: Sequence[int]) -> int:
-        """The same of what its line has before the node itself."""
-        at = node.parent
-        if at is None:
-            return 0
-        begin, end = self._open(at, node.begin)
-        return before[at.index] + max(0, end - begin)
+    def _with_all_below(self, nodes: list[Node]) -> Iterator[Node]:
+        """No line outside of this has anything of theirs."""
+        waiting = list(nodes)
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += self._children[node.index]
