@@ -9,6 +9,9 @@ from opengyre.control.config import PolicyName
 from opengyre.control.ids import GroupId
 from tests.unit.control_desk import Desk, make_config, names
 
+# (LOSSY_S + 300.0) - LOSSY_S is a little less than 300.0
+LOSSY_S = 383.3239885465221
+
 
 def numbers_of(command: c.AnyCommand) -> tuple[int, int]:
     assert isinstance(command, c.DispatchGroups)
@@ -211,3 +214,38 @@ def test_a_recalled_core_says_that_it_waits_for_its_checkpoint() -> None:
     desk.settle()
     assert not {*words} & {*desk.waiting_for}
     assert desk.view.role_by_cell == (CellRole.ROLLOUT,)
+
+
+def test_a_fixed_split_without_a_rollout_engine_left_ends_by_its_deadline() -> None:
+    """The cells that always train never come to roll out what is in the queue."""
+    numbers = {"num_training_cells": 2, "lost_deadline_s": 300.0, "recall_after_s": 600.0}
+    desk = Desk(make_config(policy=PolicyName.ASYNC, **numbers)).start()
+    desk.now_s = LOSSY_S
+    desk.lose("s0")
+    assert desk.view.waterlevel > 0
+    deadline_s = desk.scheduler.next_wakeup_s()
+    assert deadline_s == LOSSY_S + 300.0
+    desk.now_s = deadline_s
+    cancels = [one for one in desk.settle() if isinstance(one, c.Cancel)]
+    desk.close(*(one.execution for one in cancels if not one.was_queued), reward=None)
+    desk.settle()
+    end = desk.last(c.EndRun)
+    assert isinstance(end, c.EndRun)
+    assert (end.failed, "every engine that rolls out" in end.reason) == (True, True)
+
+
+def test_a_limit_that_passed_has_passed_whatever_its_sum_is_rounded_to() -> None:
+    """At the time the scheduler asked to be woken the recall is due; the difference says a
+    rounding error less."""
+    config = make_config(slots=3, num_steps=2, recall_after_s=300.0, run_ahead=1)
+    desk = Desk(config).start()
+    desk.finish("g00000", "g00001")
+    assert desk.view.role_by_cell[0] is CellRole.TRAINING
+    desk.now_s = LOSSY_S
+    desk.lose("s0")
+    assert desk.view.capacity < desk.view.waterlevel
+    due_s = desk.scheduler.next_wakeup_s()
+    assert due_s == LOSSY_S + 300.0
+    assert due_s - LOSSY_S < 300.0
+    desk.now_s = due_s
+    assert any("is recalled" in one.reason for one in desk.settle())

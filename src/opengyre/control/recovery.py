@@ -177,14 +177,19 @@ def watch_capacity(run: RunState, now_s: float) -> None:
     """The clocks of rule 10 and of a run that nothing can move on."""
     capacity = run.capacity
     run.short_since_s = _since(run.short_since_s, now_s, is_true=capacity < run.waterlevel)
-    num_absent = len(run.topology.engines_by_state[EngineState.ABSENT])
-    is_lifeless = capacity == 0 < run.waterlevel and num_absent == len(run.engines)
+    is_lifeless = capacity == 0 < run.waterlevel and not _is_anyone_to_serve(run)
     is_stuck = run.core.role is CellRole.ABSENT or is_lifeless
     run.stuck_since_s = _since(run.stuck_since_s, now_s, is_true=is_stuck)
-    stuck_s = 0.0 if run.stuck_since_s is None else now_s - run.stuck_since_s
-    if run.failure is None and stuck_s >= run.config.lost_deadline_s:
-        what = "the core" if run.core.role is CellRole.ABSENT else "every engine"
-        run.failure = f"{what} has been gone for {stuck_s:.0f} s and was not started again"
+    since_s, deadline_s = run.stuck_since_s, run.config.lost_deadline_s
+    if run.failure is None and since_s is not None and now_s >= since_s + deadline_s:
+        what = "the core" if run.core.role is CellRole.ABSENT else "every engine that rolls out"
+        run.failure = f"{what} has been gone for {now_s - since_s:.0f} s and was not started again"
+
+
+def _is_anyone_to_serve(run: RunState) -> bool:
+    """A living engine that rolls out now or may come back to it: cells that always train never."""
+    alive = (one for one in run.engines.values() if one.state is not EngineState.ABSENT)
+    return any(one.cell is None or not run.cells[one.cell].is_fixed for one in alive)
 
 
 def _since(since_s: float | None, now_s: float, *, is_true: bool) -> float | None:
@@ -202,7 +207,8 @@ def recall(run: RunState, now_s: float) -> None:
     lasted_s = now_s - run.short_since_s
     by_role = run.topology.cells_by_role
     is_about = bool(by_role[CellRole.RETURNING] or by_role[CellRole.LEAVING])
-    if lasted_s < run.config.recall_after_s or is_about or run.is_last_step_closing:
+    is_early = now_s < run.short_since_s + run.config.recall_after_s
+    if is_early or is_about or run.is_last_step_closing:
         return
     last = max(by_role[CellRole.TRAINING], default=None)
     if last is None or run.cells[last].must_return:
