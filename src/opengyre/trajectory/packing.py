@@ -75,8 +75,7 @@ class PackedRows:
 
 
 def pack(bundles: Sequence[Bundle]) -> PackedRows:
-    """Lay out `bundles`: each path is one segment, which holds what no path before it holds, if
-    it holds any."""
+    """Lay out `bundles`: each path is one segment, which holds what no path before it holds."""
     packer = _Packer()
     for bundle in bundles:
         packer.begin_bundle()
@@ -107,11 +106,10 @@ class _Packer:
         start = self._num_tokens
         for piece in row.path.pieces:
             placed += self._place(piece)
-        if start < self._num_tokens:
-            shared = [at for at in placed if at[1] < start]
-            self._segments.append(
-                PackedSegment(start=start, end=self._num_tokens, ancestors=_flat(shared))
-            )
+        shared = [at for at in placed if at[1] < start]
+        self._segments.append(
+            PackedSegment(start=start, end=self._num_tokens, ancestors=_flat(shared))
+        )
         pieces = _flat(placed)
         trained = tuple(_flat_of(row.path.trained, pieces))
         self._paths.append(PackedPath(row=row, pieces=pieces, trained=trained))
