@@ -123,7 +123,14 @@ def test_a_refusal_is_one_line_with_key_value_and_what_was_expected(
         (["eval.path=e", "eval.at_start=false", "eval.at_end=false"], "eval.every_bursts = 0"),
         (["schedule.policy=async"], "schedule.num_training_cells = 0: expected 1 to 3"),
         (["schedule.num_training_cells=1"], "schedule.num_training_cells = 1: expected 0"),
-        (["topology.engine=scripted"], "engine.scripted.policy is missing"),
+        (
+            ["topology.engine=scripted", "topology.cell=emulated"],
+            "engine.scripted.policy is missing",
+        ),
+        (
+            ["topology.engine=scripted", "engine.scripted.policy=p.py:f"],
+            'topology.cell = "embedded"',
+        ),
         (["topology.cell=emulated"], 'topology.cell = "emulated"'),
         (["harness.profile=command"], "harness.command = []"),
         (["harness.command=['sh']"], "harness.command = ['sh']"),

@@ -1,6 +1,7 @@
 """Built-in transforms against their formulas, and what a failing one gives."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -124,3 +125,33 @@ def test_an_execution_is_truncated_by_its_deadline_or_in_its_last_main_turn(
 ) -> None:
     stats = replace(SAMPLE_STATS, outcome=outcome, last_finish=last_finish)
     assert stats.is_truncated is is_truncated
+
+
+class _Silent(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class _Odd(Fraction):
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+def _raising(error: BaseException) -> Transform:
+    def transform(reward: float, stats: ExecutionStats) -> float:
+        raise error
+
+    return transform
+
+
+@pytest.mark.parametrize("answer", [10**400, Fraction(10**400, 3), 1e200, -1e7, _Odd(10**9)])
+def test_an_answer_that_no_mean_can_hold_costs_the_execution_its_part(answer: float) -> None:
+    with pytest.raises(ShapingError, match="odd "):
+        shaped_reward(0.5, SAMPLE_STATS, [NamedTransform(name="odd", apply=lambda *_: answer)])
+
+
+@pytest.mark.parametrize("error", [_Silent(), SystemExit(4), ValueError("a\x1b[31m\nb")])
+def test_whatever_a_transform_raises_is_one_plain_line(error: BaseException) -> None:
+    with pytest.raises(ShapingError) as caught:
+        shaped_reward(0.5, SAMPLE_STATS, [NamedTransform(name="odd", apply=_raising(error))])
+    assert str(caught.value).isprintable()

@@ -113,7 +113,7 @@ def test_the_picture_is_whole_svg_with_a_bar_for_everything_sampled(
 def test_a_picture_that_cannot_be_written_is_refused_and_leaves_nothing(
     trees: RunTrees, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="cannot write the picture: No such file"):
+    with pytest.raises(ConfigError, match="cannot be written: No such file"):
         draw_tree(trees.of("e000001"), tmp_path / "nowhere" / "tree.svg")
     (tmp_path / "folder").mkdir()
     with pytest.raises(ConfigError, match="Is a directory"):

@@ -177,6 +177,11 @@ def _program_problems(config: RunConfig) -> list[str]:
             "engine.scripted.policy is missing: expected file.py:function, "
             'because topology.engine = "scripted"'
         )
+    if topology.cell == "embedded" and topology.engine == "scripted":
+        problems.append(
+            'topology.cell = "embedded": expected topology.cell = "emulated" beside a scripted '
+            "engine, which has no model for cells to train"
+        )
     if topology.cell == "emulated" and topology.engine == "embedded":
         problems.append(
             'topology.cell = "emulated": expected topology.engine = "scripted" beside it; '

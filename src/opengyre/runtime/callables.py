@@ -23,7 +23,7 @@ def load_callable(target: str, *, key: str) -> Callable[..., Any]:
         module = (
             _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         words = " ".join(str(error).split())
         raise ConfigError(
             f"{key} = {target}: cannot be loaded: {type(error).__name__}: {words}"

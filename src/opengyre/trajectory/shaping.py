@@ -5,7 +5,7 @@ Must not know: where a user's function came from, what a group is. Invariants: n
 the same records give the same shaped reward; a transform that fails gives none, never 0.
 """
 
-import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -81,6 +81,10 @@ class NamedTransform:
     apply: Transform
 
 
+MAX_SHAPED = 1e6
+"""Beyond it nothing of a difference of rewards is left in a float's mean and variance."""
+
+
 class ShapingError(ValueError):
     """`transform` gave no finite number; the text is one line and begins with its name."""
 
@@ -93,22 +97,28 @@ def shaped_reward(
     reward: float, stats: ExecutionStats, transforms: Sequence[NamedTransform]
 ) -> float:
     """`transforms` one after the other, each on the answer of the one before. Raises ShapingError
-    if one raises or answers anything but a finite number."""
+    if one raises, or answers anything but a number of at most MAX_SHAPED in size."""
     for transform in transforms:
         reward = _applied(transform, reward, stats)
     return reward
 
 
 def _applied(transform: NamedTransform, reward: float, stats: ExecutionStats) -> float:
+    """Whatever a user's function does, also in its answer's own methods, is an error of it."""
     try:
         answer: object = transform.apply(reward, stats)
-    except Exception as error:
-        words = " ".join(f"raised {type(error).__name__}: {error}".split())
-        raise ShapingError(transform.name, words) from error
-    if isinstance(answer, bool) or not isinstance(answer, Real) or not math.isfinite(answer):
-        kind = type(answer).__name__
-        raise ShapingError(transform.name, f"answered {answer!r} ({kind}), not a finite number")
-    return float(answer)
+        is_number = isinstance(answer, Real) and not isinstance(answer, bool)
+        if is_number and -MAX_SHAPED <= answer <= MAX_SHAPED:  # type: ignore[operator]  # Real
+            return float(answer)  # type: ignore[arg-type]  # Real
+        words = f"answered {answer!r:.80} ({type(answer).__name__}), not a finite number"
+    except (Exception, SystemExit) as error:
+        words = f"raised {traceback.format_exception_only(error)[-1]}"
+        raise ShapingError(transform.name, _on_one_line(words)) from error
+    raise ShapingError(transform.name, _on_one_line(words))
+
+
+def _on_one_line(words: str) -> str:
+    return "".join(one if one.isprintable() else " " for one in " ".join(words.split()))
 
 
 def length_penalty(*, max_tokens: int, buffer_tokens: int, weight: float = 1.0) -> Transform:

@@ -4,13 +4,13 @@ Owns: layout, colours, marks. Must not know: where the tree comes from. Invarian
 one lane; two spines share a lane only where their depths are apart; nothing is loaded to show it.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 from opengyre.seams.errors import ConfigError
+from opengyre.store.whole_file import whole_file
 from opengyre.trajectory.tree import Fork
 from opengyre.trajectory.turns import Role
 from opengyre.views.spines import Spine, joined, spines_of
@@ -62,12 +62,10 @@ class _Placed:
 
 def draw_tree(tree: ExecutionTree, path: Path) -> None:
     """Write the picture; it appears whole or not at all. Raises ConfigError."""
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(tree_svg(tree), encoding="utf-8")
-        os.replace(partial, path)
+        with whole_file(path) as file:
+            file.write(tree_svg(tree).encode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise ConfigError(f"{path}: cannot write the picture: {error.strerror}") from error
 
 

@@ -5,7 +5,6 @@ that is not whole never stands under its name.
 """
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -16,6 +15,7 @@ import msgspec
 
 from opengyre.runtime.exporting.row import SCHEMA, TurnRow
 from opengyre.seams.errors import BoundaryError, ConfigError
+from opengyre.store.whole_file import whole_file
 
 MAX_GROUP_TOKENS = 1_000_000
 MAX_GROUP_ROWS = 1_000
@@ -55,22 +55,11 @@ def _write_lines(rows: Iterable[TurnRow], file: IO[bytes]) -> None:
 
 @contextlib.contextmanager
 def _whole_file(out: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the name `out` once it is complete and on disk."""
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
     try:
-        file = partial.open("xb")
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror}") from error
-    try:
-        with file:
+        with whole_file(out) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(out)
     except OSError as error:
         raise BoundaryError("export", f"{out}: {error.strerror}", retryable=False) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _require_pyarrow() -> None:
