@@ -254,12 +254,29 @@ def _forked(rig: Rig, *starts: Start) -> Tree:
         (Start.ABOVE, Start.WHOLE, Start.IN_SAMPLED, Start.SAME_PROMPT, Start.ABOVE),
         (Start.WHOLE, Start.ROOT, Start.ROOT),
     ],
-    ids=["in a sampled span", "siblings", "in a prompt", "branches of branches", "roots"],
+    ids=["in a sampled span", "siblings", "in a prompt", "mixed", "roots"],
 )
 def test_each_kind_of_fork_trains_as_its_paths_do(some_rig: Rig, starts: tuple[Start, ...]) -> None:
     selection = random_selection(_forked(some_rig, *starts), np.random.default_rng(5))
     assert len(selection.paths) > 1
     _check_equal(some_rig, [rows_of(selection, advantage=-0.7)], budget_tokens=WHOLE)
+
+
+def _ladder(rig: Rig) -> Tree:
+    """Each branch is another answer below what it added to the branch before, and shorter."""
+    numbers = np.random.default_rng(8)
+    grower = Grower(numbers, logprobs_of=rig.sampled(numbers))
+    last = grower.add(None, Start.ROOT, num_injected=4, num_sampled=32)
+    for num_sampled in (24, 14, 4):
+        last = grower.add(last, Start.SAME_PROMPT, num_injected=2, num_sampled=num_sampled)
+    return grower.tree
+
+
+def test_branches_of_branches_train_as_their_paths_do(some_rig: Rig) -> None:
+    rows = rows_of(random_selection(_ladder(some_rig), np.random.default_rng(5)), advantage=0.4)
+    (laid_out,) = _micro_steps(_laid_out([rows], Layout.TREE, WHOLE), WHOLE)
+    assert max(len(one.ancestors) for one in laid_out.segments) >= 3
+    _check_equal(some_rig, [rows], budget_tokens=WHOLE)
 
 
 @pytest.mark.parametrize("masked_tokens", [1, 3])
