@@ -1,6 +1,7 @@
 """An objective is tried on five tokens; what is wrong with it is one line."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -66,6 +67,15 @@ def test_another_return_value_is_a_fault() -> None:
 
     with pytest.raises(ConfigError, match="it returned Tensor"):
         try_objective(bare, ObjectiveSettings(), name="own.py:bare")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_cut", ["x", -5, 6, 1.0])
+def test_a_number_of_cut_tokens_that_cannot_be_is_a_fault(num_cut: Any) -> None:
+    def odd(logp_new: Tensor, trained: Trained, settings: ObjectiveSettings) -> TokenLosses:
+        return TokenLosses(losses=-logp_new, num_cut=num_cut)
+
+    with pytest.raises(ConfigError, match=r"num_cut is .* not a number of the 5 tokens"):
+        try_objective(odd, ObjectiveSettings(), name="own.py:odd")
 
 
 def test_both_modes_are_tried() -> None:

@@ -199,8 +199,11 @@ def test_a_step_tells_in_one_line_where_the_tokens_of_its_executions_ended() -> 
         "18 masked (14 not_selected, 4 no_variance), 4 dropped (4 relaunched), "
         "25% of the best touched tests, tree 1.52x, fill 88%"
     )
-    refused = report(is_applied=False, mean_reward=None)
-    assert step_words(refused) == "step 3: 1 group, no update, mean reward none, 20 tokens trained"
+    refused = report(is_applied=False, reason="the gradient of w is not finite", mean_reward=None)
+    assert step_words(refused) == (
+        "step 3: 1 group, no update (the gradient of w is not finite), mean reward none, "
+        "0 tokens trained"
+    )
 
 
 def test_the_last_step_stays_in_the_live_view_and_is_cut_at_the_width() -> None:

@@ -281,6 +281,7 @@ class Steps:
                 loss=_finite(norms.loss),
                 grad_norm=_finite(norms.grad_norm),
                 is_applied=norms.is_applied,
+                reason=norms.reason,
                 is_short=len(groups) < self._parts.max_groups,
                 mean_reward=figures.mean_reward,
                 mean_shaped=figures.mean_shaped,

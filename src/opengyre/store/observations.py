@@ -200,12 +200,12 @@ class StepReport(Observation, frozen=True, kw_only=True):
     the mean per token from the initial weights, 0 without training.kl_coefficient, None where not
     finite.
 
-    `mean_reward` is of raw rewards, `mean_shaped` of what advantages were taken of.
-    `watched_share`: of the executions with the best reward of their group, how many made a call
-    that touched what is watched (test files). `num_no_variance`: groups whose rewards did not
-    differ, which teach nothing. `num_flat_tokens` went through the model,
-    `num_repeated_tokens` would have, path by path; `fill` is the mean share of the budget that a
-    micro-step used.
+    `reason`: why there was no update. `mean_reward` is of raw rewards, `mean_shaped` of what
+    advantages were taken of. `watched_share`: of the executions with the best reward of their
+    group, how many made a call that touched what is watched (test files). `num_no_variance`:
+    groups whose rewards did not differ, which teach nothing. `num_flat_tokens` went through the
+    model, `num_repeated_tokens` would have, path by path; `fill` is the mean share of the budget
+    that a micro-step used.
     """
 
     step: int
@@ -224,6 +224,7 @@ class StepReport(Observation, frozen=True, kw_only=True):
     closed_s: float
     mean_shaped: float | None = None
     watched_share: float | None = None
+    reason: str = ""
     members: list[MemberAccount] = []
     num_no_variance: int = 0
     num_flat_tokens: int = 0

@@ -45,7 +45,7 @@ def execution_cells(tree: ExecutionTree) -> dict[str, Any]:
         "step": tree.step,
         "outcome": "open" if one.outcome is None else one.outcome.value,
         "reward": _rounded(one.reward),
-        "shaped": _rounded(one.value),
+        "shaped": None if one.group is None else _rounded(one.value),
         "advantage": _rounded(tree.advantage),
         "turns": tree.num_turns,
         "forks": "broken" if tree.problem else _forks(tree),

@@ -56,9 +56,9 @@ def step_words(step: StepReport) -> str:
     groups = number(len(step.groups), "group") + _equal(step.num_no_variance)
     parts = [
         f"{size}step {step.step}: {groups}",
-        f"version {step.version_after}" if step.is_applied else "no update",
+        f"version {step.version_after}" if step.is_applied else _no_update(step),
         f"mean reward {reward(step.mean_reward)}{_shaped(step)}",
-        f"{step.num_tokens} tokens trained",
+        f"{step.num_tokens if step.is_applied else 0} tokens trained",
         _ended("masked", (one.masked for one in step.members)),
         _ended("dropped", (one.dropped for one in step.members)),
         "" if step.watched_share is None else f"{step.watched_share:.0%} of the best touched tests",
@@ -77,6 +77,10 @@ def tokens_by_reason(counts: Mapping[str, int]) -> str:
     """`12 not_selected, 3 no_variance`, the most first."""
     in_order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{num} {reason}" for reason, num in in_order)
+
+
+def _no_update(step: StepReport) -> str:
+    return f"no update ({step.reason})" if step.reason else "no update"
 
 
 def _equal(num_groups: int) -> str:

@@ -72,9 +72,9 @@ def _shape_fault(made: object, logp_new: Tensor) -> str | None:
         return f"losses have shape {list(losses.shape)} for {len(logp_new)} tokens"
     if losses.dtype != logp_new.dtype:
         return f"losses are {losses.dtype} for logprobs in {logp_new.dtype}"
-    if not bool(losses.isfinite().all()):
-        return "a loss is not finite"
-    return None
+    if type(made.num_cut) is not int or not 0 <= made.num_cut <= len(logp_new):
+        return f"num_cut is {made.num_cut!r:.40}, not a number of the {len(logp_new)} tokens"
+    return None if bool(losses.isfinite().all()) else "a loss is not finite"
 
 
 def _gradient_fault(made: TokenLosses, logp_new: Tensor) -> str | None:
