@@ -166,3 +166,13 @@ def test_a_folder_the_agent_closed_is_graded_too(work_root: Path) -> None:
     verdict = grade(work_root, "chmod u+rwx $GYRE_WORKSPACE/closed && " + PRAISE)
     assert verdict.reward == 0.75
     assert os.listdir(closed) == ["file"]
+
+
+def test_a_file_the_agent_closed_is_read_by_the_grader_whoever_it_runs_as(work_root: Path) -> None:
+    closed = work_root / "workspace" / "closed"
+    closed.mkdir(parents=True)
+    (closed / "answer").write_text("x")
+    (closed / "answer").chmod(0)
+    closed.chmod(0)
+    verdict = grade(work_root, "cat $GYRE_WORKSPACE/closed/answer && " + PRAISE)
+    assert verdict.reward == 0.75

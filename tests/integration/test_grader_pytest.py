@@ -70,6 +70,10 @@ CRASHES = {
     "    return a + b\n",
     "leaves the interpreter": "import sys\n\ndef add(a, b):\n    if a < 0: sys.exit(0)\n"
     "    return a + b\n",
+    "interrupts": "def add(a, b):\n    if a < 0: raise KeyboardInterrupt\n    return a + b\n",
+    "leaves when it is shown": "import sys\n\nclass Sum(int):\n"
+    "    def __repr__(self):\n        sys.exit(0)\n\n"
+    "def add(a, b):\n    return Sum(abs(a) + abs(b))\n",
     "leaves a daemon": "import os, time\n\ndef add(a, b):\n    if a < 0 and os.fork() == 0:\n"
     "        time.sleep(600)\n    return abs(a) + abs(b)\n",
 }
@@ -84,6 +88,8 @@ def test_code_that_ends_the_interpreter_keeps_what_passed_before(work_root: Path
 BROKEN = {
     "nothing": {},
     "exits": {"solution.py": "import os; os._exit(0)\n"},
+    "leaves the interpreter": {"solution.py": RIGHT + "import sys\nsys.exit(0)\n"},
+    "interrupts": {"solution.py": RIGHT + "raise KeyboardInterrupt\n"},
     "raises": {"solution.py": "raise RuntimeError('no')\n"},
     "no syntax": {"solution.py": "def add(:\n"},
     "skips": {"solution.py": "import pytest; pytest.skip('no', allow_module_level=True)\n"},
@@ -182,6 +188,17 @@ NO_VERDICT = {
     "a file without tests": ({"test_none.py": "X = 1\n"}, "no tests were collected"),
     "a broken conftest": (
         {"test_add.py": TWO_TESTS, "conftest.py": "import nowhere\n"},
+        "pytest failed at test_add.py",
+    ),
+    "a conftest that leaves": (
+        {"test_add.py": TWO_TESTS, "conftest.py": "import sys\n\nsys.exit('no licence')\n"},
+        "conftest.py left the interpreter: no licence",
+    ),
+    "a conftest that leaves at the start": (
+        {
+            "test_add.py": TWO_TESTS,
+            "conftest.py": "import sys\n\ndef pytest_sessionstart():\n    sys.exit('no licence')\n",
+        },
         "pytest failed at test_add.py",
     ),
     "a broken test file": ({"test_add.py": "def test_x(:\n"}, "SyntaxError"),

@@ -122,19 +122,6 @@ def test_the_rig_can_give_a_verdict(tmp_path: Path) -> None:
     assert grade(command(blame), tmp_path) == Verdict(reward=0.0, reason="graded: exit code 1")
 
 
-def test_a_disk_that_is_full_after_grading(tmp_path: Path) -> None:
-    grader = CommandGrader(
-        run=blame,
-        limits=LIMITS,
-        command=("true",),
-        exit_rewards={0: 1.0, 1: 0.0},
-        min_free_bytes=1 << 62,
-    )
-    verdict = grade(grader, tmp_path)
-    assert verdict.reward is None
-    assert "the disk is full" in verdict.reason
-
-
 @pytest.mark.parametrize("make", KINDS)
 def test_a_scratch_that_cannot_be_written(tmp_path: Path, make: Make) -> None:
     (tmp_path / "file").write_text("")

@@ -17,15 +17,15 @@ from pathlib import Path
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.harness import LaunchResult, LaunchSpec, Limits, RunConfined
 from opengyre.seams.tasks import Task, Verdict
+from opengyre.tasks.machine import Machine, ShortageError
 from opengyre.tasks.workspaces import (
     WorkspaceError,
     copy_tests,
     copy_workspace,
-    open_closed_folders,
+    make_readable,
     remove_tree,
 )
 
-MIN_FREE_BYTES = 32 << 20
 TAIL_CHARS = 200
 REASON_CHARS = 400
 
@@ -69,14 +69,14 @@ class ConfinedGrader(ABC):
 
     `limits.wall_s` holds where the task sets no budget of its own; `num_attempts` bounds the
     tries after a failure of the grader. `read_only_paths` are readable for the program beside its
-    view. With less than `min_free_bytes` on the scratch's disk nothing that fails is believed.
+    view. Nothing is believed while `machine` lacks what an attempt needs of it.
     """
 
     run: RunConfined
     limits: Limits
     num_attempts: int = 2
     read_only_paths: tuple[Path, ...] = ()
-    min_free_bytes: int = MIN_FREE_BYTES
+    machine: Machine = field(default_factory=Machine)
 
     @abstractmethod
     def program(self, view: View) -> Program:
@@ -92,7 +92,13 @@ class ConfinedGrader(ABC):
             view = View(folder=scratch / f"attempt-{attempt}")
             try:
                 return await self._attempt(task, workspace, view)
-            except (GradingError, WorkspaceError, BoundaryError, OSError) as error:
+            except (
+                GradingError,
+                WorkspaceError,
+                ShortageError,
+                BoundaryError,
+                OSError,
+            ) as error:
                 words = " ".join(str(error).split())[:REASON_CHARS]
                 reason = f"{words} (attempt {attempt} of {self.num_attempts})"
             finally:
@@ -101,11 +107,11 @@ class ConfinedGrader(ABC):
 
     async def _attempt(self, task: Task, workspace: Path, view: View) -> Verdict:
         await asyncio.to_thread(_lay_out, task, workspace, view)
-        result = await self.run(self._spec(task, view))
-        if result.exit_code is None:
-            raise GradingError(f"the grader ended by {result.ending}: {result.reason}")
-        verdict = await asyncio.to_thread(self.read, view, result)
-        await asyncio.to_thread(self._refuse_full_disk, view)
+        async with self.machine.enough(view.folder):
+            result = await self.run(self._spec(task, view))
+            if result.exit_code is None:
+                raise GradingError(f"the grader ended by {result.ending}: {result.reason}")
+            verdict = await asyncio.to_thread(self.read, view, result)
         return verdict
 
     def _spec(self, task: Task, view: View) -> LaunchSpec:
@@ -120,13 +126,6 @@ class ConfinedGrader(ABC):
             read_only_paths=(view.tests, *self.read_only_paths),
             limits=replace(self.limits, wall_s=task.grader_wall_s or self.limits.wall_s),
         )
-
-    def _refuse_full_disk(self, view: View) -> None:
-        """What could not write may have failed for that alone."""
-        found = os.statvfs(view.folder)
-        free_bytes = found.f_bavail * found.f_frsize
-        if free_bytes < self.min_free_bytes:
-            raise GradingError(f"the disk is full: {free_bytes} bytes were left after grading")
 
 
 def checked_reward(raw: object, where: str) -> float:
@@ -154,6 +153,6 @@ def _lay_out(task: Task, workspace: Path, view: View) -> None:
     """Copies of workspace and tests; links stay links, pipes and sockets are left out."""
     view.private.mkdir(parents=True)
     if os.geteuid() != 0:
-        open_closed_folders(workspace)
+        make_readable(workspace)
     copy_tests(task.tests, view.tests)
     copy_workspace(workspace, view.workspace)

@@ -139,8 +139,9 @@ def _run_file(path: Path, tests: Path) -> tuple[int, int]:
         raise NoVerdictError(f"the tests of {name} were killed")
     told = list(_read_stream(stream))
     os.close(stream)
+    has_left = ["left"] in told
     for kind, *rest in told:
-        if kind == "ended" and rest[0] in PYTEST_FAILED:
+        if kind == "ended" and rest[0] in PYTEST_FAILED and not has_left:
             raise NoVerdictError(f"pytest failed at {name}: {rest[1]}")
     return count(told, num_in_text=count_in_text(path.read_bytes()))
 
@@ -158,7 +159,12 @@ def _become_tests(path: Path, tests: Path, stream: int) -> NoReturn:
     flags += [f"--rootdir={tests}", f"--confcutdir={tests}"]
     flags += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
     plugin = Stream(stream)
-    code = int(importlib.import_module("pytest").main([str(path), *flags], plugins=[plugin]))
+    try:
+        code = int(importlib.import_module("pytest").main([str(path), *flags], plugins=[plugin]))
+    except SystemExit as error:
+        code = PYTEST_FAILED[0]
+        words.write(f" tests/conftest.py left the interpreter: {error}")
+        plugin.tell_leaving(error)
     plugin.tell("ended", code, " ".join(words.getvalue().split())[-MAX_REASON_CHARS // 2 :])
     os._exit(0)
 
@@ -168,6 +174,7 @@ class Stream:
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
+        self._is_code_running = False
 
     def tell(self, *words: object) -> None:
         os.write(self._handle, json.dumps(words).encode() + b"\n")
@@ -175,6 +182,21 @@ class Stream:
     def pytest_collectreport(self, report: Any) -> None:
         if report.outcome != "passed":
             self.tell("broken", report.nodeid)
+
+    def tell_leaving(self, error: BaseException) -> None:
+        """Before the collection only conftest.py runs, later code under test may be what left."""
+        if self._is_code_running and isinstance(error, SystemExit | KeyboardInterrupt):
+            self.tell("left")
+
+    def pytest_collection(self) -> None:
+        self._is_code_running = True
+
+    def pytest_internalerror(self, excinfo: Any) -> None:
+        self.tell_leaving(excinfo.value)
+
+    def pytest_keyboard_interrupt(self, excinfo: Any) -> None:
+        """Nobody has a keyboard; what calls pytest.exit() comes here too and has not left."""
+        self.tell_leaving(excinfo.value)
 
     def pytest_collection_finish(self, session: Any) -> None:
         self.tell("collected", [item.nodeid for item in session.items])
@@ -201,7 +223,7 @@ def count(told: list[list[Any]], *, num_in_text: int) -> tuple[int, int]:
     for kind, *rest in told:
         if kind == "collected":
             collected = rest[0]
-        elif kind == "broken":
+        elif kind in ("broken", "left"):
             is_broken = True
         elif kind == "ran":
             outcomes.setdefault(rest[0], []).append(rest[1])

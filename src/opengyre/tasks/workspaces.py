@@ -31,7 +31,8 @@ def lay_out_workspace(task: Task, workspace: Path) -> None:
 
 
 def copy_workspace(source: Path, target: Path) -> None:
-    """Copy a tree to the new folder `target`; pipes, sockets and devices are left out.
+    """Copy a tree to the new folder `target`, readable for its owner; pipes, sockets and devices
+    are left out.
 
     Raises WorkspaceError beyond the bounds, OSError.
     """
@@ -51,11 +52,13 @@ def copy_workspace(source: Path, target: Path) -> None:
         return [name for name, one in found.items() if not _is_copied(one.st_mode)]
 
     shutil.copytree(source, target, symlinks=True, ignore=choose)
+    make_readable(target)
 
 
-def open_closed_folders(path: Path) -> None:
-    """Make what an agent closed to its own user readable again. Raises OSError."""
-    _run("chmod", "-R", "u+rwX", "--", str(path))
+def make_readable(path: Path) -> None:
+    """Let the owner read what an agent closed to its own user; nothing else about modes changes.
+    Raises OSError."""
+    _run("chmod", "-R", "u+rX", "--", str(path))
 
 
 def copy_tests(source: Path, target: Path) -> None:
@@ -73,7 +76,7 @@ def remove_tree(path: Path) -> None:
     with contextlib.suppress(RecursionError):
         shutil.rmtree(path, ignore_errors=True)
     if path.exists():
-        open_closed_folders(path)
+        _run("chmod", "-R", "u+rwX", "--", str(path))
         _run("rm", "-rf", "--one-file-system", "--", str(path))
     if path.exists():
         raise OSError(f"{path} cannot be removed")
