@@ -72,3 +72,13 @@ def test_tests_that_their_owner_alone_may_read_are_read(work_root: Path) -> None
         lambda here: grader_of(settings, here, limits=Limits(grace_s=0.1)), work_root, task
     )
     assert verdict.reward == 1.0
+
+
+@pytest.mark.parametrize("link", ["../tests/expected", "../tests"])
+def test_a_link_in_the_workspace_does_not_lead_into_the_tests(work_root: Path, link: str) -> None:
+    settings = GradingConfig(kind="command", command=COMPARE, exit_rewards={0: 1, 1: 0, 2: 0})
+    (work_root / "workspace").mkdir()
+    (work_root / "workspace" / "out").symlink_to(link)
+    task = make_task(work_root, {"expected": "42\n"}, kind=GraderKind.COMMAND)
+    run = lambda here: grader_of(settings, here, limits=Limits(grace_s=0.1))  # noqa: E731
+    assert grade_by(run, work_root, task).reward == 0

@@ -84,7 +84,7 @@ def test_void_groups_in_a_row_stop_the_run_with_a_reason() -> None:
     end = desk.last(c.EndRun)
     assert isinstance(end, c.EndRun)
     assert end.failed
-    assert "2 groups in a row ended with too few verdicts" in end.reason
+    assert "2 groups in a row ended with too few valid members" in end.reason
 
 
 def test_executions_carried_over_three_boundaries_stay_in_the_waterlevel() -> None:

@@ -98,6 +98,7 @@ def failing(reward: float, stats: ExecutionStats) -> float:
 
 
 HALVED = NamedTransform(name="halved", apply=halved)
+NOTHING = {"main": 0, "main-summary": 0, "sub-agent": 0, "sub-agent-summary": 0, "side": 0}
 FAILING = NamedTransform(name="failing", apply=failing)
 
 
@@ -112,8 +113,8 @@ def test_the_figures_count_standing_turns_by_role() -> None:
     )
     assert stats == ExecutionStats(
         outcome="failed",
-        turns_by_role={"main": 2, "side": 1},
-        tokens_by_role={"main": 20, "side": 3},
+        turns_by_role={**NOTHING, "main": 2, "side": 1},
+        tokens_by_role={**NOTHING, "main": 20, "side": 3},
         longest_context_tokens=30,
         num_calls=2,
         num_malformed_calls=1,

@@ -12,6 +12,7 @@ import pytest
 from opengyre.trajectory.account import Reason
 from opengyre.trajectory.tree import Fork, Node, Tree, line_ids, line_of
 from opengyre.trajectory.turns import BrokenRecordError, ForkReason, Role, SampledSpan, TurnTokens
+from tests.training_rows import tree_of_line
 from tests.unit.trajectory_talks import made_talks, new_talks
 from tests.unit.trajectory_worlds import Origin, Seen, ends_of, made_world, tree_of
 
@@ -442,3 +443,24 @@ def test_a_long_execution_takes_at_most_sixteen_bytes_a_token() -> None:
         tracemalloc.stop()
     assert tree.num_tokens == 200_000
     assert after - before <= 16 * 200_000
+
+
+def test_an_attempt_that_is_told_twice_is_named() -> None:
+    tree = tree_of_line([1, 2], [0, 1])
+    node = tree.nodes[0]
+    again = TurnTokens(
+        turn=node.turn,
+        attempt=node.attempt,
+        parent="",
+        fork_reason=ForkReason.NONE,
+        role=Role.MAIN,
+        is_committed=True,
+        num_kept_tokens=0,
+        new_prompt_ids=[1],
+        completion_ids=[2],
+        logprobs=[-0.5],
+        spans=node.spans,
+    )
+    with pytest.raises(BrokenRecordError, match=r"e1\.t1 attempt 0 is told twice"):
+        tree.insert(again)
+    assert len(tree.nodes) == 1

@@ -75,7 +75,7 @@ def test_groups_are_told_apart_and_add_up(rows: list[Row]) -> None:
     summary["groups"] = {"dispatched": 9, "consumed": 4, "filtered": 3, "void": 2, "unused": 0}
     (line,) = [one for one in final_lines(summary) if one.startswith("  groups ")]
     assert line.endswith(
-        "9 dispatched, 4 trained, 3 filtered (equal rewards), 2 void (too few verdicts)"
+        "9 dispatched, 4 trained, 3 filtered (equal rewards), 2 void (too few valid members)"
     )
 
 

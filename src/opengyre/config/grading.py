@@ -13,6 +13,9 @@ Reward = Annotated[float, Field(ge=0, le=1)]
 ExitCode = Annotated[int, Field(ge=0, le=255)]
 
 
+EXIT_REWARDS = {0: 1.0, 1: 0.0}
+
+
 class GradingConfig(Section):
     """`[grading]`: who says what a workspace is worth. A failure of the grader is no verdict."""
 
@@ -27,7 +30,7 @@ class GradingConfig(Section):
         "the folders",
     )
     exit_rewards: dict[ExitCode, Reward] = Field(
-        default={0: 1.0, 1: 0.0},
+        default=EXIT_REWARDS,
         min_length=1,
         description="reward of each exit code of the command; any other code is no verdict",
     )
@@ -60,5 +63,10 @@ def grading_problems(grading: GradingConfig) -> list[str]:
         problems.append(
             f"grading.function = {grading.function or ''}: expected file.py:function or "
             'module:function if and only if grading.kind = "callable"'
+        )
+    if grading.kind != "command" and grading.exit_rewards != EXIT_REWARDS:
+        problems.append(
+            f"grading.exit_rewards = {grading.exit_rewards}: expected it beside "
+            f'grading.kind = "command"; it is "{grading.kind}"'
         )
     return problems

@@ -40,8 +40,8 @@ class RewardConfig(Section):
     length_penalty: LengthPenaltyConfig | None = Field(
         default=None, description="used with the transform length_penalty, and needed there"
     )
-    format_penalty: FormatPenaltyConfig = Field(
-        default=FormatPenaltyConfig(), description="used with the transform format_penalty"
+    format_penalty: FormatPenaltyConfig | None = Field(
+        default=None, description="used with the transform format_penalty; left out: weight 1"
     )
     watched_pattern: Regex = Field(
         default=WATCHED_PATTERN,
@@ -52,21 +52,22 @@ class RewardConfig(Section):
 
 def reward_problems(reward: RewardConfig) -> list[str]:
     """Rules that span several keys; each answer is one line."""
-    penalty, is_named = reward.length_penalty, "length_penalty" in reward.transforms
-    if penalty is None:
-        if not is_named:
-            return []
-        return [
+    named = list(reward.transforms)
+    tables = {"length_penalty": reward.length_penalty, "format_penalty": reward.format_penalty}
+    problems = [
+        f"reward.transforms = {named}: expected {name} among them, because reward.{name} is given"
+        for name, table in tables.items()
+        if table is not None and name not in named
+    ]
+    if len(set(named)) < len(named):
+        problems.append(f"reward.transforms = {named}: expected each once")
+    penalty = reward.length_penalty
+    if penalty is None and "length_penalty" in named:
+        problems.append(
             "reward.length_penalty is missing: expected a table with max_tokens and buffer_tokens, "
             "because reward.transforms names length_penalty"
-        ]
-    problems = []
-    if not is_named:
-        problems.append(
-            f"reward.transforms = {list(reward.transforms)}: expected length_penalty among them, "
-            "because reward.length_penalty is given"
         )
-    if penalty.buffer_tokens > penalty.max_tokens:
+    if penalty is not None and penalty.buffer_tokens > penalty.max_tokens:
         problems.append(
             f"reward.length_penalty.buffer_tokens = {penalty.buffer_tokens}: expected at most "
             f"reward.length_penalty.max_tokens = {penalty.max_tokens}"

@@ -32,6 +32,7 @@ from opengyre.config.training import (
     excess_problems,
     objective_problems,
     objective_warnings,
+    role_problems,
 )
 
 MAX_PORT = 65_535
@@ -69,6 +70,7 @@ def find_problems(config: RunConfig) -> list[str]:
         *_gateway_problems(config.gateway),
         *grading_problems(config.grading),
         *excess_problems(config.training),
+        *role_problems(config.training),
         *objective_problems(config.training),
         *reward_problems(config.reward),
     ]
@@ -186,6 +188,11 @@ def _program_problems(config: RunConfig) -> list[str]:
         problems.append(
             'topology.cell = "emulated": expected topology.engine = "scripted" beside it; '
             "emulated cells have no weights for an embedded engine to load"
+        )
+    if harness.overall_timeout_verdict == "graded" and harness.overall_timeout_s is None:
+        problems.append(
+            'harness.overall_timeout_verdict = "graded": expected harness.overall_timeout_s '
+            "beside it"
         )
     if (harness.profile == "command") != bool(harness.command):
         problems.append(

@@ -127,6 +127,13 @@ def excess_problems(training: TrainingConfig) -> list[str]:
     ]
 
 
+def role_problems(training: TrainingConfig) -> list[str]:
+    roles = list(training.trained_roles)
+    if len(set(roles)) == len(roles):
+        return []
+    return [f"training.trained_roles = {roles}: expected each once, the first drawn from first"]
+
+
 def objective_problems(training: TrainingConfig) -> list[str]:
     if training.averaging_tokens is None or training.averaging == "constant":
         return []

@@ -85,4 +85,4 @@ def _settle(run: RunState, execution: Execution) -> None:
     num_void = run.groups.num_void_in_a_row
     is_surplus = run.burst.phase is Phase.FINAL_EVAL
     if num_void >= config.void_bound and run.failure is None and not is_surplus:
-        run.failure = f"{num_void} groups in a row ended with too few verdicts to train"
+        run.failure = f"{num_void} groups in a row ended with too few valid members to train"

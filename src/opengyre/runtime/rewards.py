@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from opengyre.config.reward import RewardConfig
+from opengyre.config.reward import FormatPenaltyConfig, RewardConfig
 from opengyre.config.training import TrainingConfig
 from opengyre.control.facts import Outcome, VerdictGiven
 from opengyre.control.ids import ExecutionId
@@ -31,6 +31,7 @@ from opengyre.trajectory.shaping import (
     length_penalty,
     shaped_reward,
 )
+from opengyre.trajectory.turns import Role
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +104,8 @@ def stats_of(turns: Iterable[TurnRecord], *, outcome: Outcome) -> ExecutionStats
     main = [turn for turn in in_order if turn.role == "main"]
     return ExecutionStats(
         outcome=outcome.value,
-        turns_by_role=dict(Counter(turn.role for turn in in_order)),
-        tokens_by_role=dict(tokens),
+        turns_by_role=_by_role(Counter(turn.role for turn in in_order)),
+        tokens_by_role=_by_role(tokens),
         longest_context_tokens=max(map(_context_tokens, in_order), default=0),
         num_calls=sum(turn.num_calls for turn in in_order),
         num_malformed_calls=sum(turn.num_malformed_calls for turn in in_order),
@@ -140,7 +141,7 @@ def _transform(name: str, config: RewardConfig) -> Transform:
                 weight=config.length_penalty.weight,
             )
         case BuiltIn.FORMAT_PENALTY:
-            return format_penalty(weight=config.format_penalty.weight)
+            return format_penalty(weight=(config.format_penalty or FormatPenaltyConfig()).weight)
         case _:
             return load_callable(name, key="reward.transforms")
 
@@ -151,3 +152,8 @@ def excess_settings(config: TrainingConfig) -> ExcessSettings:
         overlong=Excess(config.overlong),
         overlong_tokens=config.overlong_tokens,
     )
+
+
+def _by_role(counts: Counter[str]) -> dict[str, int]:
+    """Every role, 0 where there is none of it."""
+    return {role.value: counts[role.value] for role in Role}

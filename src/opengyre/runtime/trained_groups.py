@@ -4,10 +4,12 @@ Owns: the cache of groups that are offered or assigned. Invariant: the same grou
 bundles at each call, so a returned micro-step is redone with the same tokens (P8).
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 from opengyre.config.training import TrainingConfig
 from opengyre.runtime.book import Book, Execution
+from opengyre.seams.errors import BoundaryError
 from opengyre.seams.records import TokenRecord, TurnRecord
 from opengyre.store.segments import SegmentReader
 from opengyre.store.trees import tree_of
@@ -16,7 +18,8 @@ from opengyre.trajectory.advantages import Baseline
 from opengyre.trajectory.bundles import Bundle, Layout
 from opengyre.trajectory.groups import GroupRows, GroupSettings, Member, rows_of_group
 from opengyre.trajectory.selection import SelectionSettings
-from opengyre.trajectory.turns import Role
+from opengyre.trajectory.tree import Tree
+from opengyre.trajectory.turns import BrokenRecordError, Role
 
 
 def group_settings(config: TrainingConfig) -> GroupSettings:
@@ -30,6 +33,9 @@ def group_settings(config: TrainingConfig) -> GroupSettings:
         layout=Layout(config.layout),
         budget_tokens=config.micro_step_tokens,
     )
+
+
+log = logging.getLogger(__name__)
 
 
 class TrainedGroups:
@@ -57,7 +63,11 @@ class TrainedGroups:
         self._groups.pop(group, None)
 
     def _member(self, one: Execution) -> Member:
-        tree = tree_of(self._read(one.turns), given_up=self._read(one.given_up))
+        try:
+            tree = tree_of(self._read(one.turns), given_up=self._read(one.given_up))
+        except (BoundaryError, BrokenRecordError) as error:
+            log.error("%s takes no part, its records cannot be read: %s", one.execution, error)
+            return _unreadable(one)
         return Member(
             execution=one.execution,
             tree=tree,
@@ -69,3 +79,13 @@ class TrainedGroups:
 
     def _read(self, turns: Iterable[TurnRecord]) -> Iterator[TokenRecord]:
         return (self._reader.read(turn.ref) for turn in turns)
+
+
+def _unreadable(one: Execution) -> Member:
+    return Member(
+        execution=one.execution,
+        tree=Tree(),
+        reward=None,
+        seed=one.seed,
+        exclusion=Reason.UNREADABLE,
+    )

@@ -17,11 +17,11 @@ from opengyre.seams.errors import ConfigError
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the name `path` once it is complete and on disk. Raises ConfigError if it
     cannot be opened, and OSError later."""
-    named, path = path, path.resolve()
     if path.exists() and not path.is_file():
-        with _opened(path, "wb", named) as file:
+        with _opened(path, "wb", path) as file:
             yield file
         return
+    named, path = path, path.resolve()
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     file = _opened(partial, "xb", named)
     try:

@@ -9,6 +9,7 @@ of the sandbox or of this machine is no verdict with a reason, never 0 (P12).
 import asyncio
 import logging
 import os
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -38,9 +39,12 @@ class GradingError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One attempt's own copies below `folder`: the program may write to the first and the last."""
+    """One attempt's own copies below `folder`: the program may write to the first and the last. The
+    name of the tests' folder cannot be known beforehand: a link in the workspace cannot lead
+    there."""
 
     folder: Path
+    tests_name: str = field(default_factory=lambda: f"tests-{secrets.token_hex(8)}")
 
     @property
     def workspace(self) -> Path:
@@ -48,7 +52,7 @@ class View:
 
     @property
     def tests(self) -> Path:
-        return self.folder / "tests"
+        return self.folder / self.tests_name
 
     @property
     def private(self) -> Path:

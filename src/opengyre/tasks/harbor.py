@@ -30,6 +30,7 @@ TEST_FILES = ("test_*.py", "*_test.py")
 MAX_INSTRUCTION_BYTES = 1 << 20
 MAX_TASK_FILES = 100_000
 MAX_TASKS = 1_000_000
+MAX_TIMEOUT_S = 1e9
 
 
 def load_tasks(path: Path, *, kind: GraderKind = GraderKind.HARBOR) -> tuple[Task, ...]:
@@ -118,9 +119,9 @@ def _timeout(folder: Path, settings: dict[str, Any], part: str) -> float | None:
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < float("inf"):
-        what = f"{part}.timeout_sec is {value!r}; expected seconds above 0"
-        raise ConfigError(f"{folder / TASK_FILE}: {what}; correct it")
+    if not is_number or not 0 < value <= MAX_TIMEOUT_S:
+        what = f"{part}.timeout_sec is {repr(value)[:40]}; expected seconds above 0"
+        raise ConfigError(f"{folder / TASK_FILE}: {what}, at most {MAX_TIMEOUT_S:g}; correct it")
     return float(value)
 
 

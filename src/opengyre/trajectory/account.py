@@ -25,6 +25,7 @@ class Reason(StrEnum):
     OVERLONG = "overlong"
     NO_VERDICT = "no_verdict"
     NO_SHAPED_REWARD = "no_shaped_reward"
+    UNREADABLE = "unreadable"
     NOT_APPLIED = "not_applied"
     VOID_GROUP = "void_group"
     FILTERED_GROUP = "filtered_group"

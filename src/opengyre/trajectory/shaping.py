@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
 
+from opengyre.trajectory.turns import Role
+
 MAX_WORDS_CHARS = 300
 
 
@@ -26,7 +28,7 @@ class ExecutionStats:
     """One execution that was graded, in counts over its standing turns.
 
     A turn stands by its last committed attempt; abandoned attempts and earlier launches count
-    nowhere. `turns_by_role` and `tokens_by_role` (sampled tokens) hold the roles that occur: main,
+    nowhere. `turns_by_role` and `tokens_by_role` (sampled tokens) hold every role: main,
     main-summary, sub-agent, sub-agent-summary, side. `longest_context_tokens` is the most tokens
     of one turn, prompt and answer. `num_calls` are the tool calls that could be read, of which
     `num_watched_calls` match `reward.watched_pattern`; `num_malformed_calls` could not be read.
@@ -62,8 +64,8 @@ Transform = Callable[[float, ExecutionStats], float]
 
 SAMPLE_STATS = ExecutionStats(
     outcome="completed",
-    turns_by_role={"main": 3, "side": 1},
-    tokens_by_role={"main": 300, "side": 10},
+    turns_by_role={**dict.fromkeys(Role, 0), "main": 3, "side": 1},
+    tokens_by_role={**dict.fromkeys(Role, 0), "main": 300, "side": 10},
     longest_context_tokens=900,
     num_calls=1,
     num_malformed_calls=1,

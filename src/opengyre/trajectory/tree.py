@@ -125,6 +125,8 @@ class Tree:
     def insert(self, turn: TurnTokens) -> Node:
         """Add one attempt of a turn. Raises BrokenRecordError and changes nothing then."""
         _check(turn)
+        if (turn.turn, turn.attempt) in self._by_attempt:
+            raise BrokenRecordError(f"{turn.turn} attempt {turn.attempt} is told twice")
         named = self._parent_of(turn)
         parent = _holder(named, turn.num_kept_tokens)
         node = Node(

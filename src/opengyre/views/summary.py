@@ -54,14 +54,31 @@ def summarise(state: RunState) -> dict[str, Any]:
         "executions_without_verdict": sum(
             one.has_last_word and one.reward is None for one in state.executions.values()
         ),
+        "no_verdict_reason": _common_reason(state),
         "groups": _groups(state),
         "turns": len(state.turns),
         "sampled_tokens": num_tokens,
-        "trained_tokens": sum(one.trained for step in state.steps for one in step.members),
+        "trained_tokens": _trained(state),
         "device_seconds": {
             name: round(seconds, 3) for name, seconds in state.device_seconds().items()
         },
     }
+
+
+def _trained(state: RunState) -> int | None:
+    """None in a run whose steps did not tell."""
+    members = [one for step in state.steps for one in step.members]
+    return None if state.steps and not members else sum(one.trained for one in members)
+
+
+def _common_reason(state: RunState) -> str:
+    """The most frequent reason for which an execution that ended has no verdict."""
+    reasons = Counter(
+        one.verdict_reason
+        for one in state.executions.values()
+        if one.has_last_word and one.reward is None and one.verdict_reason
+    )
+    return reasons.most_common(1)[0][0] if reasons else ""
 
 
 def rewards_by_number(state: RunState) -> dict[int, float | None]:

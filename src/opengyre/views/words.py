@@ -24,6 +24,7 @@ def final_lines(summary: Mapping[str, Any], *, folder: str = "", report: str = "
         ("tokens lost", str(summary["tokens_lost"])),
         ("harness errors", f"{summary['harness_errors_from_moves']} caused by moves"),
         ("executions", _counts(summary["executions_by_outcome"])),
+        ("no verdict", _no_verdict(summary)),
         ("device time", _device(summary["device_seconds"])),
         ("run folder", folder),
         ("picture", report),
@@ -133,18 +134,23 @@ def _groups(groups: Mapping[str, int]) -> str:
     text += _equal(groups.get("no_variance", 0))
     reasons = {
         "filtered": "equal rewards",
-        "void": "too few verdicts",
+        "void": "too few valid members",
         "unused": "too old or not needed",
     }
     more = [f"{groups[name]} {name} ({why})" for name, why in reasons.items() if groups.get(name)]
     return ", ".join([text, *more])
 
 
+def _no_verdict(summary: Mapping[str, Any]) -> str:
+    num, reason = summary["executions_without_verdict"], summary.get("no_verdict_reason", "")
+    return f"{number(num, 'execution')}, most of them: {reason[:120]}" if num and reason else ""
+
+
 def _tokens(summary: Mapping[str, Any]) -> str:
     """Older summaries do not tell it, older runs told no accounts."""
-    if not summary.get("trained_tokens"):
+    sampled, trained = summary["sampled_tokens"], summary.get("trained_tokens")
+    if trained is None or not sampled:
         return ""
-    sampled, trained = summary["sampled_tokens"], summary["trained_tokens"]
     return f"{sampled} sampled, {trained} trained ({trained / sampled:.0%})"
 
 

@@ -5,7 +5,12 @@ Must not know averaging.
 
 from torch import Tensor
 
-from opengyre.trainer.objectives.ratios import old_logprobs, token_losses, truncated_weight
+from opengyre.trainer.objectives.ratios import (
+    old_logprobs,
+    ratio_of,
+    token_losses,
+    truncated_weight,
+)
 from opengyre.trainer.objectives.signature import (
     ObjectiveSettings,
     OldPolicy,
@@ -23,7 +28,7 @@ def cispo(logp_new: Tensor, trained: Trained, settings: ObjectiveSettings) -> To
     no number). Source: MiniMax-M1, arXiv 2506.13585.
     """
     logp_old = old_logprobs(logp_new, trained, settings)
-    ratio = (logp_new.detach() - logp_old).exp()
+    ratio = ratio_of(logp_new.detach() - logp_old)
     clipped = ratio.clamp(settings.clip_low, settings.clip_high)
     weight = truncated_weight(logp_old - trained.logp_rollout, settings)
     advantage = trained.advantages[trained.path_of_token]

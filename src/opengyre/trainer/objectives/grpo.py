@@ -8,6 +8,7 @@ from torch import Tensor
 from opengyre.trainer.objectives.ratios import (
     clipped_surrogate,
     old_logprobs,
+    ratio_of,
     token_losses,
     truncated_weight,
 )
@@ -22,7 +23,7 @@ def grpo(logp_new: Tensor, trained: Trained, settings: ObjectiveSettings) -> Tok
     Source: DeepSeekMath, arXiv 2402.03300 (its KL term: `training.kl_coefficient`).
     """
     logp_old = old_logprobs(logp_new, trained, settings)
-    ratio = (logp_new - logp_old).exp()
+    ratio = ratio_of(logp_new - logp_old)
     weight = truncated_weight(logp_old - trained.logp_rollout, settings)
     advantage = trained.advantages[trained.path_of_token]
     return token_losses(*clipped_surrogate(ratio, weight, advantage, settings))

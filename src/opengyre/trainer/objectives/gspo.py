@@ -9,6 +9,7 @@ from opengyre.trainer.objectives.ratios import (
     clipped_surrogate,
     old_logprobs,
     path_means,
+    ratio_of,
     token_losses,
     truncated_weight,
 )
@@ -24,7 +25,7 @@ def gspo_paper(logp_new: Tensor, trained: Trained, settings: ObjectiveSettings) 
     Source: PAPER.md (interval [0.995, 1.005], token weight cap 5); GSPO, arXiv 2507.18071.
     """
     logp_old = old_logprobs(logp_new, trained, settings)
-    s_j = path_means(logp_new.detach() - logp_old, trained).exp()
+    s_j = ratio_of(path_means(logp_new.detach() - logp_old, trained))
     ratio = s_j[trained.path_of_token] * (logp_new - logp_new.detach()).exp()
     weight = truncated_weight(logp_old - trained.logp_rollout, settings)
     advantage = trained.advantages[trained.path_of_token]
@@ -41,7 +42,7 @@ def gspo(logp_new: Tensor, trained: Trained, settings: ObjectiveSettings) -> Tok
     4e-4 above 1 (its section 5.1, as quoted by TRL's paper index).
     """
     logp_old = old_logprobs(logp_new, trained, settings)
-    ratio = path_means(logp_new - logp_old, trained).exp()
+    ratio = ratio_of(path_means(logp_new - logp_old, trained))
     weight = truncated_weight(path_means(logp_old - trained.logp_rollout, trained), settings)
     losses, is_cut = clipped_surrogate(ratio, weight, trained.advantages, settings)
     return token_losses(losses[trained.path_of_token], is_cut[trained.path_of_token])

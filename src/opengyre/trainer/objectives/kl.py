@@ -5,6 +5,8 @@ Must not know where the reference comes from. Invariant: never negative.
 
 from torch import Tensor
 
+from opengyre.trainer.objectives.ratios import MAX_LOG_RATIO
+
 
 def k3(logp_new: Tensor, logp_reference: Tensor) -> Tensor:
     """exp(d) - d - 1 with d = logp_reference - logp_new, shape [M].
@@ -13,5 +15,5 @@ def k3(logp_new: Tensor, logp_reference: Tensor) -> Tensor:
     J. Schulman, "Approximating KL Divergence" (2020), estimator k3; used by DeepSeekMath, arXiv
     2402.03300. Its gradient is (1 - exp(d)) grad logp_new.
     """
-    difference = logp_reference - logp_new
+    difference = (logp_reference - logp_new).clamp(max=MAX_LOG_RATIO)
     return difference.exp() - difference - 1

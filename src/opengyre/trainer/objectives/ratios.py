@@ -13,6 +13,14 @@ from opengyre.trainer.objectives.signature import (
     Trained,
 )
 
+MAX_LOG_RATIO = 20.0
+"""Far outside of every interval; the exponential of more than 88 is no float32."""
+
+
+def ratio_of(log_ratio: Tensor) -> Tensor:
+    """exp(log_ratio), without gradient beyond exp(20): one odd token must not cost a step."""
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+
 
 def old_logprobs(logp_new: Tensor, trained: Trained, settings: ObjectiveSettings) -> Tensor:
     """logp_old [M]. ROLLOUT: the ratio new / old is the whole drift of trainer from sampler.
@@ -27,7 +35,7 @@ def truncated_weight(log_weight: Tensor, settings: ObjectiveSettings) -> Tensor:
     Source: "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025), a
     web note: min(pi_trainer / pi_sampler, C) before the policy gradient.
     """
-    return log_weight.detach().exp().clamp(max=settings.max_token_weight)
+    return ratio_of(log_weight.detach()).clamp(max=settings.max_token_weight)
 
 
 def path_means(values: Tensor, trained: Trained) -> Tensor:
