@@ -122,6 +122,17 @@ def test_a_refusal_is_one_line_with_key_value_and_what_was_expected(
         (["eval.path=tasks"], "eval.path"),
         (["eval.path=e", "eval.at_start=false", "eval.at_end=false"], "eval.every_bursts = 0"),
         (["schedule.policy=async"], "schedule.num_training_cells = 0: expected 1 to 3"),
+        (['training.trained_roles=["main", "main"]'], "training.trained_roles = "),
+        (["reward.format_penalty.weight=0.2"], "reward.transforms = []: expected format_penalty"),
+        (
+            ['reward.transforms=["format_penalty", "format_penalty"]'],
+            "reward.transforms = ['format_penalty', 'format_penalty']: expected each once",
+        ),
+        (["grading.exit_rewards={0 = 0.5}"], "grading.exit_rewards = {0: 0.5}: expected it beside"),
+        (
+            ['harness.overall_timeout_verdict="graded"'],
+            'harness.overall_timeout_verdict = "graded": expected harness.overall_timeout_s',
+        ),
         (["schedule.num_training_cells=1"], "schedule.num_training_cells = 1: expected 0"),
         (
             ["topology.engine=scripted", "topology.cell=emulated"],

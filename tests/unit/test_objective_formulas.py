@@ -202,3 +202,33 @@ def test_k3_estimates_the_divergence_without_bias() -> None:
     reference = torch.randn(30, dtype=torch.float64).log_softmax(-1)
     exact = float((new.exp() * (new - reference)).sum())
     assert float((new.exp() * k3(new, reference)).sum()) == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("old", list(OldPolicy))
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_a_token_whose_ratio_no_float_holds_costs_no_step(
+    name: str, advantage: float, old: OldPolicy
+) -> None:
+    logp_new = torch.tensor([-1.0, -0.5], requires_grad=True)
+    trained = Trained(
+        logp_rollout=torch.tensor([-3e38, -0.5]),
+        path_of_token=torch.tensor([0, 1]),
+        advantages=torch.tensor([advantage, 1.0]),
+        num_path_tokens=torch.ones(2),
+        num_execution_tokens=torch.ones(2),
+    )
+    losses = OBJECTIVES[name](logp_new, trained, _settings(name, old)).losses
+    losses.sum().backward()
+    assert bool(losses.isfinite().all())
+    assert logp_new.grad is not None
+    assert bool(logp_new.grad.isfinite().all())
+
+
+def test_a_divergence_that_no_float_holds_has_no_gradient() -> None:
+    logp_new = torch.tensor([-3e38, -1.0], requires_grad=True)
+    found = k3(logp_new, torch.tensor([-1.0, -1.5]))
+    found.sum().backward()
+    assert bool(found.isfinite().all())
+    assert logp_new.grad is not None
+    assert logp_new.grad[0] == 0.0
