@@ -103,6 +103,7 @@ class Exchange:
         Raises Refusal if no engine came before the first byte. Its record is kept once, also after
         an error.
         """
+        has_left = False
         try:
             async with asyncio.TaskGroup() as tasks:
                 side = [tasks.create_task(self._connection.watch())]
@@ -114,8 +115,11 @@ class Exchange:
         except* ClientLeft:
             is_ours = self._is_committed or self._has_given_up
             self._finish = self._finish if is_ours else "cancelled"
+            has_left = True
         finally:
             self._settle()
+        if has_left:
+            await self._connection.gone()
         if self._refusal is not None:
             raise self._refusal
 
