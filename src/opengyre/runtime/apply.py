@@ -7,7 +7,7 @@ each command is answered exactly once; commands that name the same engine run in
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -75,9 +75,13 @@ class Applier:
         if isinstance(fact, EngineReady):
             self._lives[fact.engine] = fact.incarnation
 
+    def foresee(self, commands: Iterable[c.AnyCommand]) -> None:
+        """They start once they are durable; no door opens under an older version from now on."""
+        for command in commands:
+            if isinstance(command, c.Publish):
+                self._due[command.engine] = command.version
+
     def start(self, command: c.AnyCommand, tasks: asyncio.TaskGroup) -> None:
-        if isinstance(command, c.Publish):
-            self._due[command.engine] = command.version
         engine = _meant_for(command)
         life = None if engine is None else (engine, self._lives.get(engine, 0))
         tasks.create_task(self._answer(command, life, tasks))

@@ -50,6 +50,7 @@ class Controller:
                 self._applier.learn(fact)
             now_s = self._now_s()
             plan = self._scheduler.decide(now_s)
+            self._applier.foresee(plan.commands)
             sequence = self._append(now_s, plan)
             self._tell_counts(now_s)
             if plan.commands:

@@ -75,6 +75,7 @@ class Peer:
                 while (frame := await self._read()) is not None:
                     await self._dispatch(frame, calls)
                 self._fail_waiting()
+                self._writer.transport.abort()  # whoever waits to write to the dead is let go
         finally:
             self._fail_waiting()
             self._writer.close()
@@ -88,8 +89,8 @@ class Peer:
         self._waiting[number] = future
         try:
             self._write(self._wire.encode(_CALL, number, "", message))
-            await self._drain()
             async with asyncio.timeout(timeout_s):
+                await self._drain()
                 return await future
         except TimeoutError as error:
             what = f"no answer to {type(message).__name__} in {timeout_s:g} s"
