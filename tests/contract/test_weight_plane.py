@@ -138,6 +138,15 @@ def test_a_closed_exposer_is_a_clear_retryable_error(make_plane: PlaneMaker) -> 
     assert caught.value.retryable
 
 
+def test_a_closed_exposer_exposes_nothing_more(make_plane: PlaneMaker) -> None:
+    """Work that was in hand may end after the close; what it left would stay."""
+    plane = make_plane()
+    plane.expose(_tensors(), 1)
+    plane.close()
+    with pytest.raises(BoundaryError, match="closed"):
+        plane.expose(_tensors(), 2)
+
+
 def test_a_flipped_byte_is_a_torn_read_of_a_named_tensor(make_plane: PlaneMaker) -> None:
     tensors = _tensors()
     descriptor = make_plane().expose(tensors, 1)

@@ -157,9 +157,9 @@ async def build_cell(
 ) -> AsyncIterator[CellParts]:
     """What `build_parts` gives for scripted engines and emulated cells; `watch` is the world."""
     with contextlib.ExitStack() as stack:
+        planes = stack.enter_context(open_planes(setup, steps_per_burst=steps_per_burst))
         compute = ComputeThread()
         stack.callback(compute.close)
-        planes = stack.enter_context(open_planes(setup, steps_per_burst=steps_per_burst))
         engine = WatchedEngine(setup.engine, config, watch.lineage, watch.wrong)
         watch.engines[setup.engine] = engine
         backend = None

@@ -37,14 +37,15 @@ class CellParts:
 
 @contextlib.asynccontextmanager
 async def build_parts(setup: CellSetup) -> AsyncIterator[CellParts]:
-    """Open everything of this process; closed again in the reverse order."""
+    """Open everything of this process; closed again in the reverse order: what the compute thread
+    has in hand ends before the planes go."""
     config = parse_resolved(setup.config_json)
     async with contextlib.AsyncExitStack() as stack:
-        compute = ComputeThread()
-        stack.callback(compute.close)
         planes = stack.enter_context(
             open_planes(setup, steps_per_burst=config.schedule.steps_per_burst)
         )
+        compute = ComputeThread()
+        stack.callback(compute.close)
         if config.topology.engine == "embedded":
             from opengyre.runtime.embedded import build_embedded
 

@@ -36,12 +36,15 @@ class SharedMemoryPlane:
         self._num_kept = num_kept
         self._num_exposed = 0
         self._kept: list[Path] = []
+        self._is_closed = False
 
     def expose(self, tensors: Mapping[str, Array], version: int) -> Descriptor:
         """Write a new file; the oldest one beyond `num_kept` is withdrawn.
 
-        Raises BoundaryError if the folder has no room.
+        Raises BoundaryError if the folder has no room, or this was closed.
         """
+        if self._is_closed:
+            raise weights.gone(f"{self._slot} is closed")
         path = self._folder / f"{self._slot}.{os.getpid()}.{self._num_exposed}.weights"
         self._num_exposed += 1
         part = path.with_suffix(".part")
@@ -71,7 +74,8 @@ class SharedMemoryPlane:
         return descriptor.version
 
     def close(self) -> None:
-        """Withdraw everything. Idempotent."""
+        """Withdraw everything; nothing is exposed any more. Idempotent."""
+        self._is_closed = True
         while self._kept:
             _withdraw(self._kept.pop())
 

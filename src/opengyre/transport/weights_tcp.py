@@ -35,12 +35,15 @@ class TcpPlane:
         self._num_kept = num_kept
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
+        self._is_closed = False
 
     def expose(self, tensors: Mapping[str, Array], version: int) -> Descriptor:
         """Copy the tensors; the oldest exposure beyond `num_kept` is withdrawn.
 
-        Raises BoundaryError if the port cannot be opened.
+        Raises BoundaryError if the port cannot be opened, or this was closed.
         """
+        if self._is_closed:
+            raise weights.gone(f"the plane at {self._host} is closed")
         server = self._server or self._open()
         body = bytearray(weights.body_bytes(tensors))
         with memoryview(body) as view:
@@ -64,7 +67,8 @@ class TcpPlane:
         return descriptor.version
 
     def close(self) -> None:
-        """Stop serving, cutting readers off. Idempotent."""
+        """Stop serving, cutting readers off; nothing is exposed any more. Idempotent."""
+        self._is_closed = True
         if self._server is None or self._thread is None:
             return
         self._server.shutdown()
