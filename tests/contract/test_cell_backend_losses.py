@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from opengyre.seams.cells import MicroStep, Segment, TrainedPath
 from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
@@ -20,6 +19,7 @@ from opengyre.trainer.objectives.catalog import OBJECTIVES
 from opengyre.trainer.objectives.signature import ObjectiveSettings
 from opengyre.trainer.optimizer import AdamWSettings
 from opengyre.transport.weights_shm import SharedMemoryPlane
+from tests.float64_models import in_float64
 
 VOCABULARY = 32
 CONSTANT_TOKENS = 11
@@ -42,7 +42,6 @@ class _Path:
 
 
 def _model() -> Qwen3ForCausalLM:
-    """In float64 throughout: the library's own norm would round to float32."""
     torch.set_num_threads(1)
     torch.manual_seed(3)
     config = Qwen3Config(
@@ -56,12 +55,7 @@ def _model() -> Qwen3ForCausalLM:
         tie_word_embeddings=True,
         initializer_range=0.2,
     )
-    model = Qwen3ForCausalLM(config).double().eval()
-    for name, module in list(model.named_modules()):
-        if isinstance(module, Qwen3RMSNorm):
-            norm = nn.RMSNorm(len(module.weight), eps=module.variance_epsilon)
-            model.set_submodule(name, norm.double())
-    return model
+    return in_float64(Qwen3ForCausalLM(config))
 
 
 def _logprobs(model: nn.Module, ids: Sequence[int]) -> Tensor:

@@ -13,8 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from opengyre.seams.cells import MicroStep, StepCounts
 from opengyre.trainer import packed_model
@@ -27,6 +25,7 @@ from opengyre.trajectory.bundles import Bundle, Layout, Row, bundles_of
 from opengyre.trajectory.packing import Filling, sort_for_packing
 from opengyre.trajectory.tree import Tree, line_ids
 from opengyre.transport.weights_shm import SharedMemoryPlane
+from tests.float64_models import in_float64
 from tests.random_trees import Grower, Start, random_selection, random_tree, rows_of
 from tests.training_rows import line_logprobs, trained_depths
 
@@ -46,19 +45,6 @@ SIZES = {
 }
 
 
-class DoubleNorm(nn.Module):
-    """RMSNorm without the cast to float32 that would hide what the test measures."""
-
-    def __init__(self, norm: Qwen3RMSNorm | LlamaRMSNorm) -> None:
-        super().__init__()
-        self.weight = norm.weight
-        self.eps = norm.variance_epsilon
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        scale = torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * hidden * scale
-
-
 def _model(family: str) -> nn.Module:
     torch.set_num_threads(1)
     torch.manual_seed(7)
@@ -66,11 +52,7 @@ def _model(family: str) -> nn.Module:
         "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True)),
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     }[family]()
-    model = made.double().eval()
-    for name, module in list(model.named_modules()):
-        if isinstance(module, Qwen3RMSNorm | LlamaRMSNorm):
-            model.set_submodule(name, DoubleNorm(module))
-    return model
+    return in_float64(made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from opengyre.seams.cells import CellBackend, StepCounts, UpdateNorms
 from opengyre.seams.errors import BoundaryError
@@ -35,6 +34,7 @@ from opengyre.trajectory.selection import SelectionSettings
 from opengyre.trajectory.tree import Tree, line_ids
 from opengyre.trajectory.turns import ForkReason, Role, SampledSpan, TurnTokens
 from opengyre.transport.weights_shm import SharedMemoryPlane
+from tests.float64_models import in_float64
 from tests.training_rows import line_logprobs, trained_depths, tree_of_line
 
 VOCABULARY = 48
@@ -52,19 +52,6 @@ MAX_ROUNDS = 200
 BUNDLE_TOKENS = 40
 
 
-class _DoubleNorm(nn.Module):
-    """RMSNorm without the cast to float32 that would hide what the test measures."""
-
-    def __init__(self, norm: Qwen3RMSNorm) -> None:
-        super().__init__()
-        self.weight = norm.weight
-        self.eps = norm.variance_epsilon
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        scale = torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * hidden * scale
-
-
 def _model() -> Qwen3ForCausalLM:
     torch.manual_seed(11)
     config = Qwen3Config(
@@ -78,11 +65,7 @@ def _model() -> Qwen3ForCausalLM:
         tie_word_embeddings=True,
         initializer_range=0.2,
     )
-    model = Qwen3ForCausalLM(config).double().eval()
-    for name, module in list(model.named_modules()):
-        if isinstance(module, Qwen3RMSNorm):
-            model.set_submodule(name, _DoubleNorm(module))
-    return model
+    return in_float64(Qwen3ForCausalLM(config))
 
 
 def _logprobs_alone(model: Qwen3ForCausalLM, ids: Sequence[int]) -> Tensor:

@@ -141,15 +141,6 @@ class Book:
         one.given_up += one.turns
         one.turns.clear()
 
-    def rewards_of(self, group: str) -> list[tuple[str, float | None]]:
-        return [(name, self.executions[name].reward) for name in self.members[group]]
-
-    def mean_reward(self, groups: tuple[str, ...]) -> float | None:
-        """Mean over the verdicts of these groups; None if there is none."""
-        found = [reward for group in groups for _, reward in self.rewards_of(group)]
-        valid = [reward for reward in found if reward is not None]
-        return sum(valid) / len(valid) if valid else None
-
     def kept_groups(self) -> tuple[str, ...]:
         """Those that were not forgotten, in dispatch order."""
         return tuple(self._kept)

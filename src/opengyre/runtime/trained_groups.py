@@ -21,6 +21,8 @@ from opengyre.trajectory.selection import SelectionSettings
 from opengyre.trajectory.tree import Tree
 from opengyre.trajectory.turns import BrokenRecordError, Role
 
+log = logging.getLogger(__name__)
+
 
 def group_settings(config: TrainingConfig) -> GroupSettings:
     return GroupSettings(
@@ -33,9 +35,6 @@ def group_settings(config: TrainingConfig) -> GroupSettings:
         layout=Layout(config.layout),
         budget_tokens=config.micro_step_tokens,
     )
-
-
-log = logging.getLogger(__name__)
 
 
 class TrainedGroups:
