@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from opengyre.seams.weights import Descriptor
+from opengyre.seams.weights import Snapshot
 
 Range = tuple[int, int]
 """[start, end) of the flat tokens of a micro-step."""
@@ -79,6 +79,16 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
     micro_steps: list[int] = []
 
 
+class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one pipeline stage's time went since its executor began. `bubble_s`: waits with
+    micro-steps in flight; `waiting_s`: waits for data, with none."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    bubble_s: float = 0.0
+    waiting_s: float = 0.0
+
+
 class UpdateNorms(msgspec.Struct, frozen=True, kw_only=True):
     """`is_applied` is False when the step had no trainable token or a number was not finite
     (`reason` says which); then the weights are unchanged."""
@@ -95,7 +105,7 @@ class CellBackend(Protocol):
 
     def leave_training(self) -> None: ...
 
-    def open_step(self, step: int, version: int, snapshot: Descriptor | None) -> int:
+    def open_step(self, step: int, version: int, snapshot: Snapshot | None) -> int:
         """Zero the sums; a satellite pulls and verifies `snapshot` (None on the core).
         Returns the verified version."""
         ...
@@ -108,11 +118,11 @@ class CellBackend(Protocol):
         """Forget this step's sums (the step is abandoned)."""
         ...
 
-    def expose_gradients(self, step: int) -> tuple[Descriptor, StepCounts]:
+    def expose_gradients(self, step: int) -> tuple[Snapshot, StepCounts]:
         """A stable copy of this cell's sums, for the core to pull."""
         ...
 
-    def reduce(self, members: list[tuple[Descriptor, StepCounts]]) -> StepCounts:
+    def reduce(self, members: list[tuple[Snapshot, StepCounts]]) -> StepCounts:
         """Core only: copy of own sums + every member's, in the given order. Own sums stay until
         `update`, so a failed reduce can be repeated with other members."""
         ...
@@ -122,9 +132,9 @@ class CellBackend(Protocol):
         the weights then are `version`."""
         ...
 
-    def expose_weights(self, version: int) -> Descriptor: ...
+    def expose_weights(self, version: int) -> Snapshot: ...
 
-    def load(self, snapshot: Descriptor) -> int:
+    def load(self, snapshot: Snapshot) -> int:
         """Overwrite the weights in place from `snapshot`; returns the verified version."""
         ...
 
