@@ -201,7 +201,7 @@ def test_a_reduce_that_cannot_pull_a_member_leaves_the_own_sums(
     core.run(_micro_step(0))
     lost.run(_micro_step(1))
     part = lost.expose_gradients(0)
-    Path(part[0].address).unlink()
+    Path(part[0].parts[0].address).unlink()
     with pytest.raises(BoundaryError, match="gone"):
         core.reduce([part])
     core.reduce([])
@@ -285,7 +285,7 @@ def test_a_cell_leaves_and_enters_training_again(make_cell: MakeCell) -> None:
 def test_a_failed_load_leaves_the_weights(make_cell: MakeCell) -> None:
     core, cell = _trained_alone(make_cell, [0]), make_cell()
     snapshot = core.expose_weights(1)
-    with Path(snapshot.address).open("r+b") as file:
+    with Path(snapshot.parts[0].address).open("r+b") as file:
         file.seek(-70, 2)
         file.write(b"\xff" * 70)
     with pytest.raises(BoundaryError, match="torn"):

@@ -19,6 +19,7 @@ from opengyre.engines.torch_engine.engine import TorchEngine, TorchEngineConfig
 from opengyre.engines.torch_engine.model import load_model, refuse_unsupported
 from opengyre.seams.engine import Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError, ConfigError
+from opengyre.seams.weights import Snapshot
 from opengyre.transport.chunk_stream import collect
 from opengyre.transport.weights_tcp import TcpPlane
 
@@ -159,7 +160,7 @@ def test_the_checksum_is_that_of_the_snapshot_the_weights_came_from() -> None:
             for name, one in tiny_model("qwen3", is_tied=True, seed=5).named_parameters()
         }
         with contextlib.closing(TcpPlane()) as plane:
-            snapshot = plane.expose(weights, 1)
+            snapshot = Snapshot(version=1, parts=[plane.expose(weights, 1)])
         await engine.pause()
         await engine.begin_update(1)
         for spec in snapshot.tensors:

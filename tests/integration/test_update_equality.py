@@ -20,7 +20,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from opengyre.seams.cells import CellBackend, StepCounts, UpdateNorms
 from opengyre.seams.errors import BoundaryError
-from opengyre.seams.weights import Descriptor
+from opengyre.seams.weights import Snapshot
 from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
 from opengyre.trainer.emulated import EmulatedCell, EmulatedSettings
 from opengyre.trainer.loss import StreamedLoss
@@ -270,7 +270,7 @@ class _Run:
         self.core.open_step(step, step, None)
         return stream
 
-    def _join(self, stream: StepStream, cell: int, snapshot: Descriptor) -> None:
+    def _join(self, stream: StepStream, cell: int, snapshot: Snapshot) -> None:
         satellite = self.make_cell(f"satellite{cell}")
         satellite.enter_training()
         assert satellite.open_step(stream.step, stream.version, snapshot) == stream.version
@@ -388,7 +388,7 @@ def test_a_satellite_that_dies_in_the_reduce_costs_only_its_part(
     run = make_run(STORIES["three cells"])
     stream = run.drain(0)
     parts = [cell.expose_gradients(0) for cell in run.satellites.values()]
-    Path(parts[1][0].address).unlink()
+    Path(parts[1][0].parts[0].address).unlink()
     with pytest.raises(BoundaryError, match="gone"):
         run.core.reduce(parts)
     stream.drop_member(2)
@@ -404,10 +404,10 @@ def test_a_number_that_is_not_finite_never_reaches_the_weights(make_run: MakeRun
     run = make_run(STORIES["three cells"])
     stream = run.drain(0)
     before = run.core.parameters()
-    descriptor, counts = run.satellites[1].expose_gradients(0)
-    sums = np.zeros(descriptor.tensors[0].shape)
+    snapshot, counts = run.satellites[1].expose_gradients(0)
+    sums = np.zeros(snapshot.tensors[0].shape)
     sums[next(iter(before.values())).size + 3] = np.inf
-    bad = run.make_plane("poison").expose({"sums": sums}, 0)
+    bad = Snapshot(version=0, parts=[run.make_plane("poison").expose({"sums": sums}, 0)])
     run.core.reduce([(bad, counts)])
     norms = run.core.update(1)
     assert not norms.is_applied

@@ -19,7 +19,7 @@ from opengyre.runtime import messages as m
 from opengyre.runtime.parts import CellParts
 from opengyre.runtime.planes import open_planes, pull_all
 from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
-from opengyre.seams.weights import Descriptor
+from opengyre.seams.weights import Snapshot
 from opengyre.trainer.emulated import NAME, EmulatedCell, EmulatedSettings
 from opengyre.trainer.wire import micro_step
 from opengyre.trajectory.bundles import Bundle
@@ -110,7 +110,7 @@ class WatchedCell(EmulatedCell):
         self._opened: tuple[int, int] | None = None
         self.last_update: Any = None
 
-    def open_step(self, step: int, version: int, snapshot: Descriptor | None) -> int:
+    def open_step(self, step: int, version: int, snapshot: Snapshot | None) -> int:
         verified = super().open_step(step, version, snapshot)
         self._opened = (version, checksum(self.parameters()[NAME]))
         self._lineage.tell(version, self.parameters()[NAME], f"{self._name} in step {step}")
@@ -132,7 +132,7 @@ class WatchedCell(EmulatedCell):
             self._lineage.tell(version, self.parameters()[NAME], f"{self._name} updated")
         return norms
 
-    def expose_weights(self, version: int) -> Descriptor:
+    def expose_weights(self, version: int) -> Snapshot:
         self._lineage.tell(version, self.parameters()[NAME], f"{self._name} exposes")
         return super().expose_weights(version)
 

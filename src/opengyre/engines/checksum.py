@@ -14,7 +14,7 @@ def crc32_of(array: np.ndarray) -> int:
 
 
 def combined(crcs: Iterable[int]) -> int:
-    """Of per-tensor crc32s in the order of the snapshot's tensors (see Descriptor.checksum)."""
+    """Of per-tensor crc32s in the order of the snapshot's tensors (see Snapshot.checksum)."""
     total = 0
     for crc in crcs:
         total = (total * 1_000_003 + crc) % 2**61

@@ -27,7 +27,7 @@ from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.processes import Processes
 from opengyre.runtime.steps import CORE, Steps
 from opengyre.seams.errors import BoundaryError
-from opengyre.seams.weights import Descriptor
+from opengyre.seams.weights import Snapshot
 from opengyre.store.observations import (
     AnyObservation,
     GroupTask,
@@ -226,7 +226,7 @@ class Applier:
             case _:
                 assert_never(command)
 
-    async def _snapshot_for(self, cell: int, version: int) -> Descriptor:
+    async def _snapshot_for(self, cell: int, version: int) -> Snapshot:
         """A recalled core serves its own weights, which may be newer than the published ones."""
         steps = self._parts.steps
         return await steps.expose(version) if cell == 0 else steps.published(version)

@@ -19,7 +19,7 @@ from opengyre.runtime.parts import CellParts, build_parts
 from opengyre.runtime.resident import resident_bytes
 from opengyre.seams.cells import CellBackend
 from opengyre.seams.errors import BoundaryError
-from opengyre.seams.weights import Descriptor
+from opengyre.seams.weights import Snapshot
 
 CLAIM_TIMEOUT_S = 30.0
 HEALTH_EVERY_S = 1.0
@@ -94,7 +94,7 @@ class CellProcess:
             case _:
                 return await compute.run(_compute_for_step, message, backend)
 
-    async def _load(self, version: int, snapshot: Descriptor) -> m.Loaded:
+    async def _load(self, version: int, snapshot: Snapshot) -> m.Loaded:
         """Pause, pull, verify, write in place, switch the version, resume (all or nothing)."""
         engine = self._parts.engine
         tensors = await asyncio.to_thread(self._parts.pull, snapshot)

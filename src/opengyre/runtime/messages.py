@@ -8,7 +8,7 @@ import msgspec
 
 from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
 from opengyre.seams.records import SegmentRef, TurnRecord
-from opengyre.seams.weights import Descriptor
+from opengyre.seams.weights import Snapshot
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -84,14 +84,14 @@ class BeEngine(Message, frozen=True, kw_only=True):
     """Free training buffers, load `snapshot` as `version`, empty caches; the door stays shut."""
 
     version: int
-    snapshot: Descriptor
+    snapshot: Snapshot
 
 
 class LoadVersion(Message, frozen=True, kw_only=True):
     """A publication at an engine whose requests are frozen."""
 
     version: int
-    snapshot: Descriptor
+    snapshot: Snapshot
 
 
 class Loaded(Message, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ class ExposeWeights(Message, frozen=True, kw_only=True):
 
 
 class Exposed(Message, frozen=True, kw_only=True):
-    snapshot: Descriptor
+    snapshot: Snapshot
 
 
 class JoinStep(Message, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ class JoinStep(Message, frozen=True, kw_only=True):
 
     step: int
     version: int
-    snapshot: Descriptor | None
+    snapshot: Snapshot | None
 
 
 class Joined(Message, frozen=True, kw_only=True):
@@ -131,7 +131,7 @@ class ShareGradients(Message, frozen=True, kw_only=True):
 
 
 class Gradients(Message, frozen=True, kw_only=True):
-    snapshot: Descriptor
+    snapshot: Snapshot
     counts: StepCounts
 
 

@@ -18,7 +18,7 @@ from opengyre.runtime.messages import CellSetup
 from opengyre.runtime.planes import Array, Planes, open_planes, pull_all
 from opengyre.seams.cells import CellBackend
 from opengyre.seams.engine import Engine
-from opengyre.seams.weights import Descriptor
+from opengyre.seams.weights import Snapshot
 from opengyre.transport.engine_link import EngineServer
 
 END_OF_TURN = "<|im_end|>"
@@ -32,7 +32,7 @@ class CellParts:
     backend: CellBackend | None
     compute: ComputeThread
     link: EngineServer
-    pull: Callable[[Descriptor], Mapping[str, Array]]
+    pull: Callable[[Snapshot], Mapping[str, Array]]
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from opengyre.runtime.messages import CellSetup
-from opengyre.seams.weights import Descriptor
+from opengyre.seams.weights import Snapshot
+from opengyre.transport.snapshots import pull_named
 from opengyre.transport.weights_shm import SharedMemoryPlane
 
 Array = np.ndarray[Any, Any]
@@ -40,12 +41,12 @@ def open_planes(setup: CellSetup, *, steps_per_burst: int) -> Iterator[Planes]:
         planes.gradients.close()
 
 
-def pull_all(plane: SharedMemoryPlane, snapshot: Descriptor) -> Mapping[str, Array]:
+def pull_all(plane: SharedMemoryPlane, snapshot: Snapshot) -> Mapping[str, Array]:
     """Every tensor of a snapshot in fresh memory. Raises BoundaryError if it does not verify."""
     into = {
         spec.name: np.empty(spec.shape, dtype=_numpy_dtype(spec.dtype)) for spec in snapshot.tensors
     }
-    plane.pull(snapshot, into)
+    pull_named(plane, snapshot, into)
     return into
 
 

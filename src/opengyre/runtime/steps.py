@@ -21,7 +21,7 @@ from opengyre.runtime.processes import Processes
 from opengyre.runtime.step_figures import StepFigures
 from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
 from opengyre.seams.errors import BoundaryError
-from opengyre.seams.weights import Descriptor
+from opengyre.seams.weights import Snapshot
 from opengyre.store.observations import (
     AnyObservation,
     MemberJoined,
@@ -45,7 +45,7 @@ class OpenedStep:
 
     step: int
     version: int
-    snapshot: Descriptor
+    snapshot: Snapshot
     stream: StepStream
     opened_s: float
     claimed: dict[int, tuple[int, MicroStep]] = field(default_factory=dict)
@@ -79,18 +79,18 @@ class Steps:
         self._now_s = parts.now_s
         self._open: OpenedStep | None = None
         self._changed = asyncio.Event()
-        self._snapshots: dict[int, Descriptor] = {}
-        self._published: dict[int, Descriptor] = {}
+        self._snapshots: dict[int, Snapshot] = {}
+        self._published: dict[int, Snapshot] = {}
         self.num_tokens_trained = 0
 
-    async def expose(self, version: int) -> Descriptor:
+    async def expose(self, version: int) -> Snapshot:
         """The core's weights of `version`, exposed once and kept until the next version."""
         if version not in self._snapshots:
             exposed = await self._processes.call(CORE, m.ExposeWeights(version=version))
             self._snapshots = {version: exposed.snapshot}
         return self._snapshots[version]
 
-    async def expose_anew(self, version: int) -> Descriptor:
+    async def expose_anew(self, version: int) -> Snapshot:
         """A core that was started again exposes what it restored; engines load it from now on."""
         self._snapshots.clear()
         snapshot = await self.expose(version)
@@ -102,13 +102,13 @@ class Steps:
         """From now on `version` is what engines load."""
         self._published = {version: await self.expose(version)}
 
-    def published(self, version: int) -> Descriptor:
+    def published(self, version: int) -> Snapshot:
         if version not in self._published:
             raise BoundaryError("steps", f"version {version} is not published", retryable=False)
         return self._published[version]
 
     @property
-    def last_published(self) -> tuple[int, Descriptor] | None:
+    def last_published(self) -> tuple[int, Snapshot] | None:
         """The version engines load now; None before the first publication."""
         return next(iter(self._published.items()), None)
 

@@ -30,6 +30,21 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     tensors: list[TensorSpec]
 
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Tensors of one version, exposed by the pipeline stages of a cell: one part for each, in
+    order. What two stages hold (a tied embedding) is in both parts, with the same numbers."""
+
+    version: int
+    parts: list[Descriptor]
+
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        """Each name once, the first part's."""
+        by_name = {spec.name: spec for part in reversed(self.parts) for spec in part.tensors}
+        names = dict.fromkeys(spec.name for part in self.parts for spec in part.tensors)
+        return [by_name[name] for name in names]
+
     @property
     def checksum(self) -> int:
         """One number over all tensors, for comparing what two engines verified."""
@@ -46,7 +61,8 @@ class WeightPlane(Protocol):
         ...
 
     def pull(self, descriptor: Descriptor, into: Mapping[str, np.ndarray]) -> int:
-        """Copy in place (same names, shapes, dtypes) and return the verified version."""
+        """Copy in place what `into` names (same shapes and dtypes) and return the verified
+        version. Raises BoundaryError for a name that is not exposed."""
         ...
 
     def close(self) -> None: ...

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from opengyre.control.errors import InvariantError
 from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
 from opengyre.seams.errors import BoundaryError, ConfigError
-from opengyre.seams.weights import Descriptor, WeightPlane
+from opengyre.seams.weights import Snapshot, WeightPlane
 from opengyre.trainer.flat import FlatSums
 from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.objectives.kl import k3
@@ -34,6 +34,7 @@ from opengyre.trainer.packed_model import ATTENTION, register_attention, trained
 from opengyre.trainer.reference import Reference
 from opengyre.trainer.sums import StepLedger
 from opengyre.trainer.wire import add_counts, execution_share
+from opengyre.transport.snapshots import pull_named
 
 SUMS = "sums"
 SCHEMA = 1
@@ -119,7 +120,7 @@ class EmbeddedCell:
             parameter.requires_grad_(before.is_trainable_by_name[name])
         _free_memory()
 
-    def open_step(self, step: int, version: int, snapshot: Descriptor | None) -> int:
+    def open_step(self, step: int, version: int, snapshot: Snapshot | None) -> int:
         verified = version if snapshot is None else self.load(snapshot)
         self._held_sums().flat.zero_()
         self._reduced = None
@@ -148,18 +149,19 @@ class EmbeddedCell:
         self._reduced = None
         self._ledger.forget()
 
-    def expose_gradients(self, step: int) -> tuple[Descriptor, StepCounts]:
+    def expose_gradients(self, step: int) -> tuple[Snapshot, StepCounts]:
         self._ledger.check_open(step)
         sums = {SUMS: self._held_sums().flat.cpu().numpy()}
-        return self._gradients_plane.expose(sums, step), self._ledger.counts
+        part = self._gradients_plane.expose(sums, step)
+        return Snapshot(version=step, parts=[part]), self._ledger.counts
 
-    def reduce(self, members: Sequence[tuple[Descriptor, StepCounts]]) -> StepCounts:
+    def reduce(self, members: Sequence[tuple[Snapshot, StepCounts]]) -> StepCounts:
         """Raises BoundaryError if a member's sums cannot be pulled; own sums are untouched."""
         total = self._ledger.total_with(members)
         reduced = self._held_sums().flat.clone()
         pulled = torch.empty_like(reduced, device="cpu")
-        for descriptor, _ in members:
-            self._gradients_plane.pull(descriptor, {SUMS: pulled.numpy()})
+        for snapshot, _ in members:
+            pull_named(self._gradients_plane, snapshot, {SUMS: pulled.numpy()})
             reduced += pulled.to(reduced.device)
         self._reduced = reduced
         self._ledger.reduced = total
@@ -175,14 +177,15 @@ class EmbeddedCell:
         self.drop_sums()
         return norms
 
-    def expose_weights(self, version: int) -> Descriptor:
-        return self._weights_plane.expose(self._arrays(), version)
+    def expose_weights(self, version: int) -> Snapshot:
+        part = self._weights_plane.expose(self._arrays(), version)
+        return Snapshot(version=version, parts=[part])
 
-    def load(self, snapshot: Descriptor) -> int:
+    def load(self, snapshot: Snapshot) -> int:
         """Stage, verify, then write in place: a failed pull leaves the weights as they were."""
         staged = {n: torch.empty_like(p, device="cpu") for n, p in self._parameters.items()}
         into = {name: tensor.detach().numpy() for name, tensor in staged.items()}
-        verified = self._weights_plane.pull(snapshot, into)
+        verified = pull_named(self._weights_plane, snapshot, into)
         self._write(staged)
         return verified
 

@@ -17,9 +17,10 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from opengyre.seams.cells import MicroStep, StepCounts, TrainedPath, UpdateNorms
-from opengyre.seams.weights import Descriptor, WeightPlane
+from opengyre.seams.weights import Snapshot, WeightPlane
 from opengyre.trainer.sums import StepLedger
 from opengyre.trainer.wire import execution_share
+from opengyre.transport.snapshots import pull_named
 
 NAME = "weights"
 _Vector = np.ndarray[Any, np.dtype[np.int64]]
@@ -55,7 +56,7 @@ class EmulatedCell:
     def leave_training(self) -> None:
         self.drop_sums()
 
-    def open_step(self, step: int, version: int, snapshot: Descriptor | None) -> int:
+    def open_step(self, step: int, version: int, snapshot: Snapshot | None) -> int:
         verified = version if snapshot is None else self.load(snapshot)
         self._sums[:] = 0
         self._ledger.open(step, verified)
@@ -79,17 +80,17 @@ class EmulatedCell:
         self._sums[:] = 0
         self._ledger.forget()
 
-    def expose_gradients(self, step: int) -> tuple[Descriptor, StepCounts]:
+    def expose_gradients(self, step: int) -> tuple[Snapshot, StepCounts]:
         self._ledger.check_open(step)
-        descriptor = self._gradients_plane.expose({NAME: self._sums}, step)
-        return descriptor, self._ledger.counts
+        part = self._gradients_plane.expose({NAME: self._sums}, step)
+        return Snapshot(version=step, parts=[part]), self._ledger.counts
 
-    def reduce(self, members: Sequence[tuple[Descriptor, StepCounts]]) -> StepCounts:
+    def reduce(self, members: Sequence[tuple[Snapshot, StepCounts]]) -> StepCounts:
         total = self._ledger.total_with(members)
         self._reduced[:] = self._sums
         pulled = np.zeros_like(self._sums)
-        for descriptor, _ in members:
-            self._gradients_plane.pull(descriptor, {NAME: pulled})
+        for snapshot, _ in members:
+            pull_named(self._gradients_plane, snapshot, {NAME: pulled})
             self._reduced += pulled
         self._ledger.reduced = total
         return total
@@ -110,12 +111,13 @@ class EmulatedCell:
             reason="" if is_applied else f"no trainable token for version {version}",
         )
 
-    def expose_weights(self, version: int) -> Descriptor:
-        return self._weights_plane.expose({NAME: self._weights}, version)
+    def expose_weights(self, version: int) -> Snapshot:
+        part = self._weights_plane.expose({NAME: self._weights}, version)
+        return Snapshot(version=version, parts=[part])
 
-    def load(self, snapshot: Descriptor) -> int:
+    def load(self, snapshot: Snapshot) -> int:
         staged = np.zeros_like(self._weights)
-        verified = self._weights_plane.pull(snapshot, {NAME: staged})
+        verified = pull_named(self._weights_plane, snapshot, {NAME: staged})
         self._weights[:] = staged
         return verified
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from opengyre.control.errors import InvariantError
 from opengyre.seams.cells import MicroStep, StepCounts
 from opengyre.seams.errors import BoundaryError
-from opengyre.seams.weights import Descriptor
+from opengyre.seams.weights import Snapshot
 from opengyre.trainer.wire import add_counts
 
 NO_STEP = -1
@@ -57,11 +57,11 @@ class StepLedger:
                 "trainer", f"step {step} asked, step {self.step} is open", retryable=False
             )
 
-    def total_with(self, members: Sequence[tuple[Descriptor, StepCounts]]) -> StepCounts:
+    def total_with(self, members: Sequence[tuple[Snapshot, StepCounts]]) -> StepCounts:
         """Own counts and the members'. Raises InvariantError if a micro-step is in two."""
         total = self.counts
-        for descriptor, counts in members:
-            self.check_open(descriptor.version)
+        for snapshot, counts in members:
+            self.check_open(snapshot.version)
             total = add_counts(total, counts)
         twice = [number for number, times in Counter(total.micro_steps).items() if times > 1]
         if twice:

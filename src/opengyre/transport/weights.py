@@ -58,11 +58,11 @@ def lay_out(tensors: Mapping[str, Array], body: memoryview) -> list[TensorSpec]:
 
 
 def check_targets(descriptor: Descriptor, into: Mapping[str, Array]) -> None:
-    """Refuse a pull whose names, shapes or dtypes differ, before a byte is written."""
+    """Refuse a pull of a name that is not exposed, or in another shape or dtype, before a byte is
+    written."""
     exposed = {spec.name: spec for spec in descriptor.tensors}
-    if exposed.keys() != into.keys():
-        odd = sorted(exposed.keys() ^ into.keys())[0]
-        raise mismatch(f"tensor {odd!r} is on one side only")
+    if absent := sorted(into.keys() - exposed.keys()):
+        raise mismatch(f"tensor {absent[0]!r} is not exposed")
     for name, array in into.items():
         spec = exposed[name]
         is_same = spec.shape == list(array.shape) and spec.dtype == dtype_name(array)

@@ -105,6 +105,8 @@ def _copy(descriptor: Descriptor, view: memoryview, into: Mapping[str, Array]) -
         raise weights.torn("the file is too short")
     weights.check_version(descriptor, _read_version(view), "before")
     for spec in descriptor.tensors:
+        if spec.name not in into:
+            continue
         start = _HEADER_BYTES + spec.offset_bytes
         with weights.bytes_of(into[spec.name]) as target:
             target[:] = view[start : start + spec.num_bytes]

@@ -179,12 +179,15 @@ def _receive(descriptor: Descriptor, connection: socket.socket, into: Mapping[st
     weights.check_version(descriptor, _read_version(connection), "before")
     position = 0
     for spec in descriptor.tensors:
+        if spec.name not in into:
+            continue
         _read_bytes(connection, spec.offset_bytes - position)
         with weights.bytes_of(into[spec.name]) as target:
             _read_exactly(connection, target)
             weights.check_tensor(spec, target)
         position = spec.offset_bytes + spec.num_bytes
-    _read_bytes(connection, -position % weights.ALIGN_BYTES)
+    end = max((spec.offset_bytes + spec.num_bytes for spec in descriptor.tensors), default=0)
+    _read_bytes(connection, end + -end % weights.ALIGN_BYTES - position)
     weights.check_version(descriptor, _read_version(connection), "after")
 
 

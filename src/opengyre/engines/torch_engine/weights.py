@@ -26,7 +26,7 @@ class WeightUpdate:
 
     @property
     def checksum(self) -> int:
-        """Of the tensors in the order they were pushed, as Descriptor.checksum counts it."""
+        """Of the tensors in the order they were pushed, as Snapshot.checksum counts it."""
         return combined(self._order)
 
     def push(self, name: str, tensor: Any) -> None:
