@@ -154,6 +154,12 @@ def _compute_for_step(message: Any, backend: CellBackend) -> m.Message:
     match message:
         case m.ExposeWeights():
             return m.Exposed(snapshot=backend.expose_weights(message.version))
+        case m.Settle():
+            counts, stages = backend.settle(message.step)
+            return m.Settled(step=message.step, counts=counts, stages=stages)
+        case m.ReduceTogether():
+            total = backend.reduce_together(message.step, message.rendezvous, message.others)
+            return m.Reduced(counts=total)
         case m.ShareGradients():
             snapshot, counts = backend.expose_gradients(message.step)
             return m.Gradients(snapshot=snapshot, counts=counts)

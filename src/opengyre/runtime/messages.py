@@ -6,7 +6,7 @@ Invariant: each message names what it is about, so a late one can be recognised 
 
 import msgspec
 
-from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
+from opengyre.seams.cells import MicroStep, Rendezvous, StageTimes, StepCounts, UpdateNorms
 from opengyre.seams.records import SegmentRef, TurnRecord
 from opengyre.seams.weights import Snapshot
 
@@ -51,12 +51,16 @@ class CellSetup(Message, frozen=True, kw_only=True):
 
 
 class CellReady(Message, frozen=True, kw_only=True):
+    """`store_address` is "host:port" of the store that this cell hosts for groups that it leads;
+    "" when it takes no part in groups, and gradients then travel as a star."""
+
     engine: str
     incarnation: int
     link_address: str
     version: int
     checksum: int
     memory_bytes: int
+    store_address: str = ""
 
 
 # ---- controller to cell
@@ -124,6 +128,31 @@ class Joined(Message, frozen=True, kw_only=True):
     step: int
     version: int
     pull_s: float
+
+
+class Settle(Message, frozen=True, kw_only=True):
+    """The stream of `step` is drained: finish what is in flight and stand still. The members that
+    answer are those of the reduction."""
+
+    step: int
+
+
+class Settled(Message, frozen=True, kw_only=True):
+    """What this member's sums hold, and the times of each of its pipeline stages so far."""
+
+    step: int
+    counts: StepCounts
+    stages: list[StageTimes]
+
+
+class ReduceTogether(Message, frozen=True, kw_only=True):
+    """To all members at once; the answer is Reduced. `epoch` rises with every try and every member
+    that is dropped."""
+
+    step: int
+    epoch: int
+    rendezvous: Rendezvous
+    others: list[StepCounts]
 
 
 class ShareGradients(Message, frozen=True, kw_only=True):

@@ -89,6 +89,16 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
     waiting_s: float = 0.0
 
 
+class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the members of one reduction meet: `store` is "host:port" of the core's store, `name`
+    is of one membership and one try, `rank` 0 is the core."""
+
+    store: str
+    name: str
+    rank: int
+    size: int
+
+
 class UpdateNorms(msgspec.Struct, frozen=True, kw_only=True):
     """`is_applied` is False when the step had no trainable token or a number was not finite
     (`reason` says which); then the weights are unchanged."""
@@ -116,6 +126,19 @@ class CellBackend(Protocol):
 
     def drop_sums(self) -> None:
         """Forget this step's sums (the step is abandoned)."""
+        ...
+
+    def settle(self, step: int) -> tuple[StepCounts, list[StageTimes]]:
+        """Nothing is in flight and all stages are at one boundary. What this cell's sums hold, and
+        where each stage's time went."""
+        ...
+
+    def reduce_together(
+        self, step: int, rendezvous: Rendezvous, others: list[StepCounts]
+    ) -> StepCounts:
+        """Every member calls it at the same time; `others` are the counts of all other members.
+        Copies of the sums are added up at the core. Returns what all sums hold. Own sums stay until
+        `update`. Raises BoundaryError (retryable) when a member is gone or does not answer."""
         ...
 
     def expose_gradients(self, step: int) -> tuple[Snapshot, StepCounts]:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from opengyre.control.errors import InvariantError
-from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
+from opengyre.seams.cells import MicroStep, Rendezvous, StageTimes, StepCounts, UpdateNorms
 from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.seams.weights import Snapshot, WeightPlane
 from opengyre.trainer.flat import FlatSums
@@ -148,6 +148,16 @@ class EmbeddedCell:
             self._sums.flat.zero_()
         self._reduced = None
         self._ledger.forget()
+
+    def settle(self, step: int) -> tuple[StepCounts, list[StageTimes]]:
+        self._ledger.check_open(step)
+        return self._ledger.counts, [StageTimes()]
+
+    def reduce_together(
+        self, step: int, rendezvous: Rendezvous, others: list[StepCounts]
+    ) -> StepCounts:
+        """These cells are in no group: their sums travel as a star."""
+        raise BoundaryError("reduce", f"this cell is not in {rendezvous.name}", retryable=False)
 
     def expose_gradients(self, step: int) -> tuple[Snapshot, StepCounts]:
         self._ledger.check_open(step)

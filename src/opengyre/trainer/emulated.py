@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from opengyre.seams.cells import MicroStep, StepCounts, TrainedPath, UpdateNorms
+from opengyre.seams.cells import (
+    MicroStep,
+    Rendezvous,
+    StageTimes,
+    StepCounts,
+    TrainedPath,
+    UpdateNorms,
+)
+from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Snapshot, WeightPlane
 from opengyre.trainer.sums import StepLedger
 from opengyre.trainer.wire import execution_share
@@ -79,6 +87,18 @@ class EmulatedCell:
     def drop_sums(self) -> None:
         self._sums[:] = 0
         self._ledger.forget()
+
+    def settle(self, step: int) -> tuple[StepCounts, list[StageTimes]]:
+        self._ledger.check_open(step)
+        return self._ledger.counts, [StageTimes()]
+
+    def reduce_together(
+        self, step: int, rendezvous: Rendezvous, others: list[StepCounts]
+    ) -> StepCounts:
+        """These cells are in no group: their sums travel as a star."""
+        raise BoundaryError(
+            "reduce", f"an emulated cell is not in {rendezvous.name}", retryable=False
+        )
 
     def expose_gradients(self, step: int) -> tuple[Snapshot, StepCounts]:
         self._ledger.check_open(step)
