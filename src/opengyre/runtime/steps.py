@@ -133,18 +133,18 @@ class Steps:
 
     def offer(self, step: int, groups: tuple[GroupId, ...]) -> None:
         self._step(step).stream.offer(groups)
-        self._wake()
+        self.wake()
 
     async def close(self, step: int, num_groups: int) -> None:
         """Finish the stream, reduce, update; ends with StepCommitted."""
         opened = self._step(step)
         opened.stream.close(num_groups)
-        self._wake()
+        self.wake()
         counts = await self._reduced(opened)
         norms = await self._update(opened, counts)
         version = opened.version + 1 if norms.is_applied else opened.version
         self._open = None
-        self._wake()
+        self.wake()
         self._report(opened, counts, norms, version)
         self._inbox.tell(StepCommitted(step=step, version=version))
 
@@ -160,7 +160,7 @@ class Steps:
                 del opened.claimed[number]
         for group in opened.stream.drop_member(cell):
             self._inbox.tell(GroupReturned(group=GroupId(group), step=step))
-        self._wake()
+        self.wake()
         if self._processes.is_alive(f"c{cell}"):
             await self._processes.call(f"c{cell}", m.DropStep(step=step))
 
@@ -168,7 +168,7 @@ class Steps:
         """The whole step is dropped, weights unchanged."""
         opened = self._step(step)
         self._open = None
-        self._wake()
+        self.wake()
         for cell in opened.stream.members:
             if self._processes.is_alive(f"c{cell}"):
                 await self._processes.call(f"c{cell}", m.DropStep(step=step))
@@ -196,11 +196,11 @@ class Steps:
         opened = self._open
         if opened is None or opened.step != told.step:
             return
-        if opened.stream.done(told.cell, told.number):
+        if opened.stream.done(told.cell, told.number, self._now_s()):
             _, micro_step = opened.claimed[told.number]
             self.num_tokens_trained += told.num_tokens
             self._observe(_done_row(told, micro_step))
-            self._wake()
+            self.wake()
 
     def holds_work(self, cell: int) -> bool:
         """Has `cell` claimed a micro-step of the open step."""
@@ -301,7 +301,8 @@ class Steps:
             raise BoundaryError("steps", f"step {step} is not open", retryable=False)
         return self._open
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Whoever waits for the step looks again; also told when rows of a group are prepared."""
         self._changed.set()
         self._changed = asyncio.Event()
 

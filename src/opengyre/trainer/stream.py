@@ -2,13 +2,21 @@
 
 Owns: which bundles are in which cell's hands. Must not know processes, clocks (time is `now_s`) or
 gradients. Invariants: a bundle is in one live micro-step at most; numbers are never reused; a group
-is assigned when its first micro-step is claimed (look-ahead 0), one without trainable rows when
-it is reached; only members claim; what a dropped member held or did is in the stream again.
+is assigned when its first micro-step is claimed, however early its rows are prepared, one without
+trainable rows when it is reached; only members claim; what a dropped member held or did is in the
+stream again.
+
+Order. Groups are reached as they are offered (rule 5). Near the end, when all that the step may
+still take is known and prepared, what is left of all groups is claimed largest first, in
+micro-steps of a K (P + 1)th of what is left, so that the K cells finish together. As long as
+micro-steps hold one bundle each this is Graham's LPT: at most 4/3 - 1/3K times the shortest time.
+In any case no cell is later than (the mean load) + (1 - 1/K) max(largest bundle, finest budget).
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from opengyre.control.errors import InvariantError
 from opengyre.seams.cells import MicroStep, StepCounts
@@ -16,16 +24,25 @@ from opengyre.trainer.wire import add_counts, execution_share, micro_step
 from opengyre.trajectory.bundles import Bundle
 from opengyre.trajectory.packing import Filling, sort_for_packing
 
-BundlesOf = Callable[[str], Sequence[Bundle]]
+FINEST = 8
+"""Near the end a micro-step's budget may fall to this part of the full one."""
+
+BundlesOf = Callable[[str], Sequence[Bundle] | None]
+LookAhead = Callable[[Sequence[str], Container[str]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """`max_groups` is B; a claim must be done within `lease_s` or its cell is overdue."""
+    """`max_groups` is B. A cell that finishes none of its claims for `lease_s` is overdue.
+
+    Near the end are the last `lookahead_groups`; each cell holds up to `claims_per_cell` (P + 1).
+    """
 
     budget_tokens: int
     lease_s: float
     max_groups: int
+    lookahead_groups: int = 2
+    claims_per_cell: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +86,30 @@ class _State:
     is_closed: bool = False
 
 
+def _is_always_prepared(offered: Sequence[str], assigned: Container[str]) -> None:
+    """Whoever has all bundles at hand prepares nothing."""
+
+
 class StepStream:
-    """`bundles_of(group)` gives what a ready group trains, the same at each call."""
+    """`bundles_of(group)` gives what a ready group trains, the same at each call, or None as long
+    as that is not prepared: then a claim gets nothing of it, and is to be asked for again.
+
+    `look_ahead(offered, assigned)` is told what comes next, in order, whenever that changes.
+    """
 
     def __init__(
-        self, step: int, *, version: int, bundles_of: BundlesOf, settings: StreamSettings
+        self,
+        step: int,
+        *,
+        version: int,
+        bundles_of: BundlesOf,
+        settings: StreamSettings,
+        look_ahead: LookAhead = _is_always_prepared,
     ) -> None:
         self.step = step
         self.version = version
         self._bundles_of = bundles_of
+        self._look_ahead = look_ahead
         self._settings = settings
         self._state = _State()
         self._counters: dict[int, CellCounters] = {}
@@ -125,6 +157,7 @@ class StepStream:
         if state.is_closed and fresh:
             raise InvariantError(f"step {self.step} is closed but was offered {fresh[0]}")
         state.offered = deque(fresh)
+        self._look_ahead(fresh, state.assigned)
 
     def claim(self, cell: int, now_s: float) -> Claim:
         """Make and lease the next micro-step, if there is anything to train."""
@@ -132,8 +165,11 @@ class StepStream:
         if cell not in state.members:
             self.counters(cell).num_refused += 1
             return Claim(is_refused=True)
-        filling = Filling(budget_tokens=self._settings.budget_tokens)
-        assigned = self._fill(filling)
+        left = self._known_end()
+        filling = Filling(budget_tokens=self._budget_tokens(left))
+        assigned = self._fill(filling) if left is None else self._fill_at_end(filling, left)
+        if assigned:
+            self._look_ahead(tuple(state.offered), state.assigned)
         if not filling.bundles:
             return Claim(assigned=assigned)
         made = micro_step(
@@ -149,8 +185,11 @@ class StepStream:
         self.counters(cell).num_claimed += 1
         return Claim(micro_step=made, assigned=assigned)
 
-    def done(self, cell: int, number: int) -> bool:
-        """The backward of a claimed micro-step is in the cell's sums. False: refused."""
+    def done(self, cell: int, number: int, now_s: float = 0.0) -> bool:
+        """The backward of a claimed micro-step is in the cell's sums. False: refused.
+
+        The lease of what the cell holds next begins `now_s`: it waited for this one till then.
+        """
         issued = self._state.issued.get(number)
         counters = self.counters(cell)
         if issued is None or issued.cell != cell or issued.is_done:
@@ -159,16 +198,16 @@ class StepStream:
         issued.is_done = True
         counters.num_done += 1
         counters.num_tokens_done += len(issued.micro_step.token_ids)
+        following = self._oldest_held().get(cell)
+        if following is not None:
+            following.deadline_s = max(following.deadline_s, now_s + self._settings.lease_s)
         return True
 
     def overdue(self, now_s: float) -> tuple[int, ...]:
-        """Cells that hold a claim longer than the lease."""
-        late = {
-            issued.cell
-            for issued in self._state.issued.values()
-            if not issued.is_done and issued.deadline_s < now_s
-        }
-        return tuple(sorted(late))
+        """Cells whose oldest unfinished claim is past its lease. Claims behind it wait in the
+        cell's own pipeline, and say nothing about the cell."""
+        oldest = self._oldest_held()
+        return tuple(cell for cell in sorted(oldest) if oldest[cell].deadline_s < now_s)
 
     def drop_member(self, cell: int) -> tuple[str, ...]:
         """Take back all that `cell` claimed and did; it is refused from now on.
@@ -208,6 +247,58 @@ class StepStream:
                 total = add_counts(total, _counts_of(issued.micro_step))
         return total
 
+    def _oldest_held(self) -> dict[int, _Issued]:
+        """Of each cell that holds something, what it claimed first."""
+        held: dict[int, _Issued] = {}
+        for issued in self._state.issued.values():
+            if not issued.is_done:
+                held.setdefault(issued.cell, issued)
+        return held
+
+    def _known_end(self) -> list[Bundle] | None:
+        """All bundles that are still to be claimed, largest first; None before the end is known.
+
+        Groups are known to be the last when they fill the step's places; if they are more than are
+        looked ahead, the supply of the cells to come (rule 7) is not to be spent on order.
+        """
+        state, settings = self._state, self._settings
+        num_places = settings.max_groups - len(state.assigned)
+        last = list(islice(state.offered, num_places))
+        is_known = state.is_closed or len(last) == num_places
+        if not is_known or len(last) > settings.lookahead_groups:
+            return None
+        left = list(state.pending)
+        for group in last:
+            bundles = self._bundles_of(group)
+            if bundles is None:
+                return None
+            left.extend(bundles)
+        sort_for_packing(left)
+        return left
+
+    def _budget_tokens(self, left: Sequence[Bundle] | None) -> int:
+        """The full budget; near the end each place of each cell's pipeline gets its part."""
+        settings = self._settings
+        if left is None:
+            return settings.budget_tokens
+        num_tokens = sum(bundle.cost_tokens for bundle in left)
+        part = num_tokens // (len(self._state.members) * settings.claims_per_cell)
+        return min(settings.budget_tokens, max(settings.budget_tokens // FINEST, part, 1))
+
+    def _fill_at_end(self, filling: Filling, left: list[Bundle]) -> tuple[str, ...]:
+        """The largest of all that is `left` first. Groups without a bundle are reached as well."""
+        state = self._state
+        untouched = {bundle.group for bundle in left}
+        filling.take_from(left)
+        untouched -= {bundle.group for bundle in filling.bundles}
+        num_places = self._settings.max_groups - len(state.assigned)
+        newly = [one for one in islice(state.offered, num_places) if one not in untouched]
+        for group in newly:
+            state.offered.remove(group)
+            state.assigned[group] = None
+        state.pending = [bundle for bundle in left if bundle.group in state.assigned]
+        return tuple(newly)
+
     def _fill(self, filling: Filling) -> tuple[str, ...]:
         """What is left of assigned groups first, the largest that fits; then offered groups."""
         newly: list[str] = []
@@ -218,11 +309,14 @@ class StepStream:
                 return tuple(newly)
 
     def _reach(self, filling: Filling, newly: list[str]) -> bool:
-        """Assign the next offered group if its largest bundle still fits."""
+        """Assign the next offered group if it is prepared and its largest bundle still fits."""
         state = self._state
         if not state.offered or len(state.assigned) >= self._settings.max_groups:
             return False
-        bundles = list(self._bundles_of(state.offered[0]))
+        prepared = self._bundles_of(state.offered[0])
+        if prepared is None:
+            return False
+        bundles = list(prepared)
         sort_for_packing(bundles)
         if bundles and not filling.has_room_for(bundles[0]):
             return False
