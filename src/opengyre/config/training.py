@@ -79,6 +79,13 @@ class TrainingConfig(Section):
         default=1.0, gt=0, description="norm the averaged gradient is clipped to"
     )
     micro_step_tokens: int = Field(default=8192, ge=1, description="most tokens in one micro-step")
+    lookahead_groups: int = Field(
+        default=2,
+        ge=1,
+        le=1000,
+        description="ready groups whose rows are put together before they are reached; when no "
+        "more are left for a step, its largest parts are trained first",
+    )
     advantage: Advantage = Field(
         default_factory=lambda data: defaults_of(data["objective"]).advantage,
         description="of a group's valid members: (R - mean) / (std + eps) is mean_std, R - mean is "

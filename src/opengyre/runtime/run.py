@@ -133,6 +133,7 @@ class Run:
                 beside = [
                     tasks.create_task(watch(self)),
                     tasks.create_task(self._supervisor.watch_for_hangs()),
+                    tasks.create_task(self._groups.prepare(self.steps.wake)),
                 ]
                 await self._controller(applier).run(tasks)
                 for task in beside:
@@ -212,11 +213,17 @@ class Run:
             budget_tokens=config.training.micro_step_tokens,
             lease_s=CLAIM_LEASE_S,
             max_groups=config.schedule.groups_per_step,
+            lookahead_groups=config.training.lookahead_groups,
         )
 
         def make_stream(step: int, version: int) -> StepStream:
-            bundles_of = self._groups.bundles_of
-            return StepStream(step, version=version, bundles_of=bundles_of, settings=settings)
+            return StepStream(
+                step,
+                version=version,
+                bundles_of=self._groups.prepared,
+                settings=settings,
+                look_ahead=self._groups.look_ahead,
+            )
 
         return StepParts(
             processes=self.processes,

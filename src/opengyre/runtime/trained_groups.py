@@ -1,11 +1,16 @@
-"""From recorded turns to what a group trains, read from the run folder when it is needed.
+"""From recorded turns to what a group trains, read from the run folder before it is needed.
 
-Owns: the cache of groups that are offered or assigned. Invariant: the same group gives the same
-bundles at each call, so a returned micro-step is redone with the same tokens (P8).
+Owns: the cache of groups that are looked ahead to or assigned. Must not know claims. Invariants:
+the same group gives the same bundles whenever and wherever they are made, so a returned micro-step
+is redone with the same tokens (P8); at most `lookahead_groups` are held that no step assigned; a
+thread that makes rows sees nothing that changes meanwhile, and what nobody waits for any more when
+it is done is let go.
 """
 
+import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from opengyre.config.training import TrainingConfig
 from opengyre.runtime.book import Book, Execution
@@ -38,20 +43,59 @@ def group_settings(config: TrainingConfig) -> GroupSettings:
 
 
 class TrainedGroups:
+    """`prepare` runs beside the controller's loop, and makes in a thread what is looked ahead to.
+
+    Consumes: what the open step may reach next. Produces: rows. Waits for: a change of the former.
+    """
+
     def __init__(self, book: Book, reader: SegmentReader, *, config: TrainingConfig) -> None:
         self._book = book
         self._reader = reader
         self._settings = group_settings(config)
+        self._num_ahead = config.lookahead_groups
         self._groups: dict[str, GroupRows] = {}
+        self._ahead: dict[str, None] = {}
+        self._changed = asyncio.Event()
+
+    def look_ahead(self, offered: Sequence[str], assigned: Container[str]) -> None:
+        """Have the rows of the first of `offered` made in this order; other unassigned ones go."""
+        ahead = dict.fromkeys(offered[: self._num_ahead])
+        for group in (*self._ahead, *offered):
+            if group not in ahead and group not in assigned:
+                self._groups.pop(group, None)
+        self._ahead = ahead
+        self._changed.set()
+
+    async def prepare(self, wake: Callable[[], None]) -> None:
+        """Until it is cancelled; `wake` is called when a group is prepared."""
+        while True:
+            self._changed.clear()
+            group = next((one for one in self._ahead if one not in self._groups), None)
+            if group is None:
+                await self._changed.wait()
+                continue
+            closed = [
+                replace(one, turns=[*one.turns], given_up=[*one.given_up])
+                for one in self.executions_of(group)
+            ]
+            rows = await asyncio.to_thread(self._rows_of, group, closed)
+            if group in self._ahead:
+                self._groups.setdefault(group, rows)
+                wake()
+
+    def prepared(self, group: str) -> Sequence[Bundle] | None:
+        """What a ready group trains, in member order; None while that is not prepared."""
+        rows = self._groups.get(group)
+        return None if rows is None else rows.bundles
 
     def bundles_of(self, group: str) -> Sequence[Bundle]:
         """What a ready group trains, in member order."""
         return self.group(group).bundles
 
     def group(self, group: str) -> GroupRows:
+        """Made at once if it is not prepared."""
         if group not in self._groups:
-            members = [self._member(one) for one in self.executions_of(group)]
-            self._groups[group] = rows_of_group(group, members, settings=self._settings)
+            self._groups[group] = self._rows_of(group, self.executions_of(group))
         return self._groups[group]
 
     def executions_of(self, group: str) -> list[Execution]:
@@ -60,6 +104,11 @@ class TrainedGroups:
     def forget(self, group: str) -> None:
         """A consumed group is not asked for again."""
         self._groups.pop(group, None)
+        self._ahead.pop(group, None)
+
+    def _rows_of(self, group: str, closed: Sequence[Execution]) -> GroupRows:
+        members = [self._member(one) for one in closed]
+        return rows_of_group(group, members, settings=self._settings)
 
     def _member(self, one: Execution) -> Member:
         try:
