@@ -36,7 +36,7 @@ def test_a_file_that_is_no_exposure_is_refused(tmp_path: Path) -> None:
 
 
 def test_at_most_the_kept_number_of_files_exists(tmp_path: Path) -> None:
-    plane = SharedMemoryPlane(tmp_path, slot="w", num_kept=2)
+    plane = SharedMemoryPlane(tmp_path, slot="w", num_newest=2)
     for version in range(5):
         plane.expose({"w": np.zeros(3)}, version)
     assert len(list(tmp_path.iterdir())) == 2

@@ -1,21 +1,12 @@
-"""One number over the weights an engine was given, comparable with a snapshot's `checksum`.
+"""The checksum of one weight an engine was given, as the weight plane counts it.
 
 Must not know: torch. Tensors are numpy arrays here, bfloat16 as its uint16 bits.
 """
 
-import zlib
-from collections.abc import Iterable
-
 import numpy as np
 
-
-def crc32_of(array: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+from opengyre.transport.weights import bytes_of, checksum_of
 
 
-def combined(crcs: Iterable[int]) -> int:
-    """Of per-tensor crc32s in the order of the snapshot's tensors (see Snapshot.checksum)."""
-    total = 0
-    for crc in crcs:
-        total = (total * 1_000_003 + crc) % 2**61
-    return total
+def checksum_of_array(array: np.ndarray) -> int:
+    return checksum_of(bytes_of(np.ascontiguousarray(array)))

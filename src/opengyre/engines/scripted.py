@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from opengyre.engines.checksum import combined, crc32_of
+from opengyre.engines.checksum import checksum_of_array
 from opengyre.engines.desk import Desk, Live, Sampled
 from opengyre.seams.engine import EngineCaps, EngineStats, Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError
+from opengyre.seams.weights import combined
 from opengyre.transport.chunk_stream import ChunkReader
 
 Respond = Callable[[list[int], int], list[int]]
@@ -102,7 +103,7 @@ class ScriptedEngine:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             self._update = None
             raise BoundaryError("engine", f"weight {name} is not finite", retryable=False)
-        self._pushed[name] = crc32_of(array)
+        self._pushed[name] = checksum_of_array(array)
 
     async def commit(self, version: int) -> None:
         missing = [name for name in self._config.weight_names if name not in self._pushed]

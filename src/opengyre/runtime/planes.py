@@ -1,38 +1,42 @@
-"""The weight planes a cell's process exposes by, and copying a whole snapshot out of one."""
+"""The weight planes that a process of a cell exposes by, and copying a snapshot out of one."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
 from opengyre.runtime.messages import CellSetup
-from opengyre.seams.weights import Snapshot
+from opengyre.seams.weights import PlaneKind, Snapshot, WeightPlane
 from opengyre.transport.snapshots import pull_named
 from opengyre.transport.weights_shm import SharedMemoryPlane
+from opengyre.transport.weights_tcp import TcpPlane
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planes:
-    weights: SharedMemoryPlane
-    gradients: SharedMemoryPlane
+    weights: WeightPlane
+    gradients: WeightPlane
 
 
 @contextlib.contextmanager
-def open_planes(setup: CellSetup, *, steps_per_burst: int) -> Iterator[Planes]:
-    """Two planes in shared memory; what they exposed is gone afterwards.
+def open_planes(
+    setup: CellSetup, *, steps_per_burst: int, stage: int = 0, kind: PlaneKind = "shm"
+) -> Iterator[Planes]:
+    """Two planes for a pipeline stage; what they exposed is gone afterwards.
 
     A published version must last until the next one: an engine that is started again in between
     loads it. One exposure for each step of a burst, the two publications around it, no more.
     """
-    folder, owner = Path(setup.plane_dir), f"{setup.engine}-{setup.incarnation}"
+    slot = f"{setup.engine}-{stage}"
+    folder, num_weights = Path(setup.plane_dir), steps_per_burst + 2
     planes = Planes(
-        weights=SharedMemoryPlane(folder, slot=f"{owner}-weights", num_kept=steps_per_burst + 2),
-        gradients=SharedMemoryPlane(folder, slot=f"{owner}-gradients"),
+        weights=_plane(kind, folder, slot=f"{slot}-weights", num_newest=num_weights),
+        gradients=_plane(kind, folder, slot=f"{slot}-gradients", num_newest=2),
     )
     try:
         yield planes
@@ -41,13 +45,23 @@ def open_planes(setup: CellSetup, *, steps_per_burst: int) -> Iterator[Planes]:
         planes.gradients.close()
 
 
-def pull_all(plane: SharedMemoryPlane, snapshot: Snapshot) -> Mapping[str, Array]:
+def pull_all(plane: WeightPlane, snapshot: Snapshot) -> Mapping[str, Array]:
     """Every tensor of a snapshot in fresh memory. Raises BoundaryError if it does not verify."""
     into = {
         spec.name: np.empty(spec.shape, dtype=_numpy_dtype(spec.dtype)) for spec in snapshot.tensors
     }
     pull_named(plane, snapshot, into)
     return into
+
+
+def _plane(kind: PlaneKind, folder: Path, *, slot: str, num_newest: int) -> WeightPlane:
+    match kind:
+        case "shm":
+            return SharedMemoryPlane(folder, slot=slot, num_newest=num_newest)
+        case "tcp":
+            return TcpPlane(num_newest=num_newest)
+        case _:
+            assert_never(kind)
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:

@@ -4,28 +4,31 @@ Implementations: shared memory on one host, TCP. A pull checks the version befor
 copy and a checksum per tensor; a mismatch raises BoundaryError("weights", retryable=True).
 """
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
 
+PlaneKind = Literal["shm", "tcp"]
+
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`dtype` is a numpy name; bf16 travels as its uint16 bits with dtype "bfloat16"."""
+    """`dtype` is a numpy name; bf16 travels as its uint16 bits with dtype "bfloat16". `checksum` is
+    xxh3_64 of the bytes."""
 
     name: str
     shape: list[int]
     dtype: str
     offset_bytes: int
     num_bytes: int
-    crc32: int
+    checksum: int
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     """Where exposed tensors are. `address`: a file path for "shm", host:port/key for "tcp"."""
 
-    plane: str
+    plane: PlaneKind
     address: str
     version: int
     tensors: list[TensorSpec]
@@ -48,21 +51,29 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def checksum(self) -> int:
         """One number over all tensors, for comparing what two engines verified."""
-        total = 0
-        for spec in self.tensors:
-            total = (total * 1_000_003 + spec.crc32) % 2**61
-        return total
+        return combined(spec.checksum for spec in self.tensors)
+
+
+def combined(checksums: Iterable[int]) -> int:
+    """One number over checksums of tensors, by their order."""
+    total = 0
+    for one in checksums:
+        total = (total * 1_000_003 + one) % 2**61
+    return total
 
 
 class WeightPlane(Protocol):
-    def expose(self, tensors: Mapping[str, np.ndarray], version: int) -> Descriptor:
-        """Copy `tensors` out under `version`; replaces what this plane exposed before under
-        the same slot. The copy is stable until the next expose or close."""
+    def expose(
+        self, tensors: Mapping[str, np.ndarray], version: int, *, pinned: Collection[int] = ()
+    ) -> Descriptor:
+        """Copy `tensors` out under `version`. The copy is stable until it is withdrawn: by `close`,
+        or when it is none of the newest ones any more and its version is not in `pinned`. What is
+        withdrawn goes first, so that there is room. Raises BoundaryError without it."""
         ...
 
     def pull(self, descriptor: Descriptor, into: Mapping[str, np.ndarray]) -> int:
         """Copy in place what `into` names (same shapes and dtypes) and return the verified
-        version. Raises BoundaryError for a name that is not exposed."""
+        version; only these bytes move. Raises BoundaryError for a name that is not exposed."""
         ...
 
     def close(self) -> None: ...

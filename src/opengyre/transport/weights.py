@@ -2,17 +2,17 @@
 
 Owns: offsets, dtype names, checksums, and the refusals of a pull. Must not know how the bytes
 travel. Invariants: tensors are 64-byte aligned, in the mapping's order; a tensor is accepted
-only if its crc32 equals the one computed when it was exposed.
+only if its checksum equals the one computed when it was exposed.
 """
 
-import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from opengyre.seams.errors import BoundaryError
-from opengyre.seams.weights import Descriptor, TensorSpec
+from opengyre.seams.weights import Descriptor, PlaneKind, TensorSpec
 
 BOUNDARY = "weights"
 GONE_VERSION = -1
@@ -49,7 +49,7 @@ def lay_out(tensors: Mapping[str, Array], body: memoryview) -> list[TensorSpec]:
                 dtype=dtype_name(array),
                 offset_bytes=offset,
                 num_bytes=array.nbytes,
-                crc32=zlib.crc32(body[offset:end]),
+                checksum=checksum_of(body[offset:end]),
             )
         )
         del target
@@ -57,9 +57,21 @@ def lay_out(tensors: Mapping[str, Array], body: memoryview) -> list[TensorSpec]:
     return specs
 
 
-def check_targets(descriptor: Descriptor, into: Mapping[str, Array]) -> None:
-    """Refuse a pull of a name that is not exposed, or in another shape or dtype, before a byte is
-    written."""
+def superseded(versions: Sequence[int], *, num_newest: int, pinned: Collection[int]) -> list[int]:
+    """Which of a plane's exposures are to be withdrawn: places in `versions`, oldest first. The
+    newest ones stay, and of each pinned version the newest."""
+    last_place = {version: place for place, version in enumerate(versions)}
+    pinned_places = {last_place[version] for version in pinned if version in last_place}
+    return [place for place in range(len(versions) - num_newest) if place not in pinned_places]
+
+
+def wanted(
+    descriptor: Descriptor, into: Mapping[str, Array], *, plane: PlaneKind
+) -> list[TensorSpec]:
+    """What a pull copies, in the order of its bytes. Refuses another plane's descriptor, a name
+    that is not exposed, another shape or dtype, before a byte is written."""
+    if descriptor.plane != plane:
+        raise mismatch(f"exposed by {descriptor.plane!r}, asked for by {plane!r}")
     exposed = {spec.name: spec for spec in descriptor.tensors}
     if absent := sorted(into.keys() - exposed.keys()):
         raise mismatch(f"tensor {absent[0]!r} is not exposed")
@@ -71,6 +83,7 @@ def check_targets(descriptor: Descriptor, into: Mapping[str, Array]) -> None:
             raise mismatch(f"tensor {name!r} is {spec.dtype}{spec.shape}, expected {ours}")
         if not (array.flags.c_contiguous and array.flags.writeable):
             raise mismatch(f"tensor {name!r} cannot be written in place")
+    return [spec for spec in descriptor.tensors if spec.name in into]
 
 
 def bytes_of(array: Array) -> memoryview:
@@ -78,9 +91,14 @@ def bytes_of(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
+def checksum_of(body: memoryview) -> int:
+    """xxh3_64: three times as fast as crc32 here, about as fast as copying."""
+    return xxhash.xxh3_64_intdigest(body)
+
+
 def check_tensor(spec: TensorSpec, copied: memoryview) -> None:
     """Raise unless the bytes that arrived are the bytes that were exposed."""
-    if zlib.crc32(copied) != spec.crc32:
+    if checksum_of(copied) != spec.checksum:
         raise torn(f"checksum of {spec.name!r} differs")
 
 
@@ -110,6 +128,11 @@ def torn(words: str) -> BoundaryError:
 def gone(words: str) -> BoundaryError:
     """The exposer, or what it exposed, is not there any more."""
     return BoundaryError(BOUNDARY, f"gone: {words}", retryable=True)
+
+
+def is_refusal(error: BoundaryError) -> bool:
+    """Did a pull fail, here or at the other end of a call."""
+    return error.boundary == BOUNDARY or error.reason.startswith(f"{BOUNDARY}: ")
 
 
 def _aligned(num_bytes: int) -> int:

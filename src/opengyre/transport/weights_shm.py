@@ -2,88 +2,96 @@
 
 Owns: files named after its slot in one folder (normally below /dev/shm). Must not know what the
 tensors mean. Invariants: a file appears whole under its final name and its bytes never change;
-at most `num_kept` exposures of a slot exist; a withdrawn file is marked before it is unlinked,
-so a reader that still maps it notices; `close` leaves no file.
+a withdrawn file is marked before it is unlinked, so a reader that still maps it notices; `close`
+leaves no file.
 """
 
 import mmap
 import os
 import re
+import secrets
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from opengyre.seams.weights import Descriptor, TensorSpec
+from opengyre.seams.weights import Descriptor, PlaneKind, TensorSpec
 from opengyre.transport import weights
 from opengyre.transport.weights import Array
 
-PLANE = "shm"
-_MAGIC = b"GYREW001"
+PLANE: PlaneKind = "shm"
+_MAGIC = b"GYREW002"
 _HEADER = struct.Struct("<8sq")
 _HEADER_BYTES = weights.ALIGN_BYTES
 
 
 class SharedMemoryPlane:
-    """`slot` names the files of this exposer; two planes of one slot must not live at once.
-
-    `num_kept` exposures stay readable, so that a reader of the last version finishes while the
-    next one is exposed.
+    """`slot` names the files of this exposer; its first exposure removes what a killed one of the
+    same slot left, so that two planes of one slot must not live at once. The `num_newest` newest
+    exposures stay readable beside the pinned ones.
     """
 
-    def __init__(self, folder: Path, *, slot: str, num_kept: int = 2) -> None:
+    def __init__(self, folder: Path, *, slot: str, num_newest: int = 2) -> None:
         self._folder = folder
         self._slot = slot
-        self._num_kept = num_kept
+        self._num_newest = num_newest
+        self._life = secrets.token_hex(4)
         self._num_exposed = 0
-        self._kept: list[Path] = []
+        self._kept: list[tuple[int, Path]] = []
         self._is_closed = False
 
-    def expose(self, tensors: Mapping[str, Array], version: int) -> Descriptor:
-        """Write a new file; the oldest one beyond `num_kept` is withdrawn.
-
-        Raises BoundaryError if the folder has no room, or this was closed.
-        """
+    def expose(
+        self, tensors: Mapping[str, Array], version: int, *, pinned: Collection[int] = ()
+    ) -> Descriptor:
+        """Write a new file. Raises BoundaryError if the folder has no room, or this was closed."""
         if self._is_closed:
             raise weights.gone(f"{self._slot} is closed")
-        path = self._folder / f"{self._slot}.{os.getpid()}.{self._num_exposed}.weights"
-        self._num_exposed += 1
+        path = self._folder / f"{self._slot}.{self._life}.{self._num_exposed}.weights"
         part = path.with_suffix(".part")
         try:
-            if not self._kept:
+            if self._num_exposed == 0:
                 self._withdraw_stale()
+            self._withdraw_superseded(pinned)
+            self._num_exposed += 1
             specs = _write(part, tensors, version)
             part.replace(path)
         except OSError as error:
             part.unlink(missing_ok=True)
             raise weights.no_room(f"cannot expose at {path}: {error}") from error
-        self._kept.append(path)
-        while len(self._kept) > self._num_kept:
-            _withdraw(self._kept.pop(0))
+        self._kept.append((version, path))
         return Descriptor(plane=PLANE, address=str(path), version=version, tensors=specs)
 
     def pull(self, descriptor: Descriptor, into: Mapping[str, Array]) -> int:
         """Copy in place; after an error `into` is undefined and must not be used."""
-        weights.check_targets(descriptor, into)
+        specs = weights.wanted(descriptor, into, plane=PLANE)
         try:
             with Path(descriptor.address).open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise weights.gone(f"{descriptor.address}: {error}") from error
         with mapped, memoryview(mapped) as view:
-            _copy(descriptor, view, into)
+            weights.check_version(descriptor, _read_version(view), "before")
+            for spec in specs:
+                _copy(spec, view, into[spec.name])
+            weights.check_version(descriptor, _read_version(view), "after")
         return descriptor.version
 
     def close(self) -> None:
         """Withdraw everything; nothing is exposed any more. Idempotent."""
         self._is_closed = True
         while self._kept:
-            _withdraw(self._kept.pop())
+            _withdraw(self._kept.pop()[1])
+
+    def _withdraw_superseded(self, pinned: Collection[int]) -> None:
+        versions = [version for version, _ in self._kept]
+        places = weights.superseded(versions, num_newest=self._num_newest - 1, pinned=pinned)
+        for place in reversed(places):
+            _withdraw(self._kept.pop(place)[1])
 
     def _withdraw_stale(self) -> None:
         """Files of an earlier process of this slot that was killed."""
-        ours = re.compile(rf"{re.escape(self._slot)}\.\d+\.\d+\.(weights|part)")
+        theirs = re.compile(rf"{re.escape(self._slot)}\.[0-9a-f]+\.\d+\.(weights|part)")
         for path in sorted(self._folder.iterdir()):
-            if ours.fullmatch(path.name):
+            if theirs.fullmatch(path.name):
                 _withdraw(path)
 
 
@@ -99,22 +107,18 @@ def _write(path: Path, tensors: Mapping[str, Array], version: int) -> list[Tenso
     return specs
 
 
-def _copy(descriptor: Descriptor, view: memoryview, into: Mapping[str, Array]) -> None:
-    end = max((spec.offset_bytes + spec.num_bytes for spec in descriptor.tensors), default=0)
-    if len(view) < _HEADER_BYTES + end:
+def _copy(spec: TensorSpec, view: memoryview, into: Array) -> None:
+    start = _HEADER_BYTES + spec.offset_bytes
+    if len(view) < start + spec.num_bytes:
         raise weights.torn("the file is too short")
-    weights.check_version(descriptor, _read_version(view), "before")
-    for spec in descriptor.tensors:
-        if spec.name not in into:
-            continue
-        start = _HEADER_BYTES + spec.offset_bytes
-        with weights.bytes_of(into[spec.name]) as target:
-            target[:] = view[start : start + spec.num_bytes]
-            weights.check_tensor(spec, target)
-    weights.check_version(descriptor, _read_version(view), "after")
+    with weights.bytes_of(into) as target:
+        target[:] = view[start : start + spec.num_bytes]
+        weights.check_tensor(spec, target)
 
 
 def _read_version(view: memoryview) -> int:
+    if len(view) < _HEADER.size:
+        raise weights.torn("the file is too short")
     magic, version = _HEADER.unpack_from(view, 0)
     if magic != _MAGIC:
         raise weights.torn("the file is no weight file")

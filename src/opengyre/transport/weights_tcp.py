@@ -2,7 +2,12 @@
 
 Owns: its listening socket, its threads, the bytes it exposes. Must not know what the tensors
 mean. Invariants: exposed bytes never change; each exposure has its own random key, and a reader
-without it gets nothing; every socket wait has a deadline; `close` leaves no socket and no thread.
+without it gets nothing; only the bytes that a reader asks for travel, each once; every socket wait
+has a deadline; `close` leaves no socket and no thread.
+
+A request is the key, a number of ranges (u32) and these, offset and length (u64 each), ascending
+and apart. The answer is the version, the bytes, the version; just "gone" for a wrong key; nothing
+to a request that is none.
 """
 
 import hmac
@@ -11,57 +16,68 @@ import socket
 import socketserver
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from opengyre.seams.weights import Descriptor
+from opengyre.seams.weights import Descriptor, PlaneKind, TensorSpec
 from opengyre.transport import weights
 from opengyre.transport.weights import Array
 
-PLANE = "tcp"
+PLANE: PlaneKind = "tcp"
 CHUNK_BYTES = 2**20
 WAIT_S = 30.0
 MAX_READERS = 64
+MAX_RANGES = 2**16
 _KEY_BYTES = 32
 _VERSION = struct.Struct("<q")
+_NUM_RANGES = struct.Struct("<I")
+_RANGE = struct.Struct("<QQ")
 
 
 class TcpPlane:
-    """Listens from the first `expose` on `host`, at a free port unless `port` names one."""
+    """Listens from the first `expose` on `host`, at a free port unless `port` names one. The
+    `num_newest` newest exposures stay readable beside the pinned ones."""
 
-    def __init__(self, *, host: str = "127.0.0.1", port: int = 0, num_kept: int = 2) -> None:
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0, num_newest: int = 2) -> None:
         self._host = host
         self._port = port
-        self._num_kept = num_kept
+        self._num_newest = num_newest
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def expose(self, tensors: Mapping[str, Array], version: int) -> Descriptor:
-        """Copy the tensors; the oldest exposure beyond `num_kept` is withdrawn.
-
-        Raises BoundaryError if the port cannot be opened, or this was closed.
-        """
+    def expose(
+        self, tensors: Mapping[str, Array], version: int, *, pinned: Collection[int] = ()
+    ) -> Descriptor:
+        """Copy the tensors. Raises BoundaryError if there is no memory, the port cannot be opened,
+        or this was closed."""
         if self._is_closed:
             raise weights.gone(f"the plane at {self._host} is closed")
         server = self._server or self._open()
-        body = bytearray(weights.body_bytes(tensors))
+        server.withdraw(num_newest=self._num_newest - 1, pinned=pinned)
+        try:
+            body = bytearray(weights.body_bytes(tensors))
+        except (MemoryError, OverflowError) as error:
+            raise weights.no_room(f"cannot hold version {version}: {error!r}") from error
         with memoryview(body) as view:
             specs = weights.lay_out(tensors, view)
         key = secrets.token_hex(_KEY_BYTES // 2)
-        server.keep(key, _Exposure(version, bytes(body)), self._num_kept)
+        server.add(key, _Exposure(version, body))
         address = f"{self._host}:{server.server_address[1]}/{key}"
         return Descriptor(plane=PLANE, address=address, version=version, tensors=specs)
 
     def pull(self, descriptor: Descriptor, into: Mapping[str, Array]) -> int:
         """Copy in place; after an error `into` is undefined and must not be used."""
-        weights.check_targets(descriptor, into)
+        specs = weights.wanted(descriptor, into, plane=PLANE)
         where, _, key = descriptor.address.partition("/")
         host, _, port = where.rpartition(":")
         try:
             with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
-                connection.sendall(key.encode("ascii"))
-                _receive(descriptor, connection, into)
+                connection.sendall(key.encode("ascii") + _request(specs))
+                weights.check_version(descriptor, _read_version(connection), "before")
+                for spec in specs:
+                    _receive(spec, connection, into[spec.name])
+                weights.check_version(descriptor, _read_version(connection), "after")
         except (OSError, ValueError) as error:
             raise weights.gone(f"{where}: {error}") from error
         return descriptor.version
@@ -94,7 +110,7 @@ class TcpPlane:
 class _Exposure:
     __slots__ = ("body", "version")
 
-    def __init__(self, version: int, body: bytes) -> None:
+    def __init__(self, version: int, body: bytearray) -> None:
         self.version = version
         self.body = body
 
@@ -111,11 +127,17 @@ class _Server(socketserver.ThreadingTCPServer):
         self._exposures: dict[str, _Exposure] = {}
         self._readers: set[socket.socket] = set()
 
-    def keep(self, key: str, exposure: _Exposure, num_kept: int) -> None:
+    def add(self, key: str, exposure: _Exposure) -> None:
         with self._lock:
             self._exposures[key] = exposure
-            while len(self._exposures) > num_kept:
-                del self._exposures[next(iter(self._exposures))]
+
+    def withdraw(self, *, num_newest: int, pinned: Collection[int]) -> None:
+        """Who reads what goes is cut off at the next chunk, which frees its memory."""
+        with self._lock:
+            keys = list(self._exposures)
+            versions = [one.version for one in self._exposures.values()]
+            for place in weights.superseded(versions, num_newest=num_newest, pinned=pinned):
+                del self._exposures[keys[place]]
 
     def find(self, key: str) -> _Exposure | None:
         with self._lock:
@@ -155,7 +177,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class _Reader(socketserver.BaseRequestHandler):
-    """Answers a key with version, bytes, version; nothing to a wrong key but "gone"."""
+    """Answers one request."""
 
     def handle(self) -> None:
         connection: socket.socket = self.request
@@ -167,28 +189,45 @@ class _Reader(socketserver.BaseRequestHandler):
         if exposure is None:
             connection.sendall(_VERSION.pack(weights.GONE_VERSION))
             return
+        ranges = _read_ranges(connection, len(exposure.body))
         connection.sendall(_VERSION.pack(exposure.version))
         with memoryview(exposure.body) as body:
-            for start in range(0, len(body), CHUNK_BYTES):
-                connection.sendall(body[start : start + CHUNK_BYTES])
-        is_kept = server.find(key) is exposure
+            for start, end in ranges:
+                for at in range(start, end, CHUNK_BYTES):
+                    if server.find(key) is None:
+                        return
+                    connection.sendall(body[at : min(at + CHUNK_BYTES, end)])
+        is_kept = server.find(key) is not None
         connection.sendall(_VERSION.pack(exposure.version if is_kept else weights.GONE_VERSION))
 
 
-def _receive(descriptor: Descriptor, connection: socket.socket, into: Mapping[str, Array]) -> None:
-    weights.check_version(descriptor, _read_version(connection), "before")
+def _request(specs: list[TensorSpec]) -> bytes:
+    """What is asked for after the key."""
+    return _NUM_RANGES.pack(len(specs)) + b"".join(
+        _RANGE.pack(spec.offset_bytes, spec.num_bytes) for spec in specs
+    )
+
+
+def _read_ranges(connection: socket.socket, body_bytes: int) -> list[tuple[int, int]]:
+    """[start, end) of each. Raises ValueError for a request that is none: nobody gets more than
+    each byte once."""
+    (num_ranges,) = _NUM_RANGES.unpack(_read_bytes(connection, _NUM_RANGES.size))
+    if num_ranges > MAX_RANGES:
+        raise ValueError(f"{num_ranges} ranges")
+    asked = _RANGE.iter_unpack(_read_bytes(connection, num_ranges * _RANGE.size))
+    ranges = [(start, start + num_bytes) for start, num_bytes in asked]
     position = 0
-    for spec in descriptor.tensors:
-        if spec.name not in into:
-            continue
-        _read_bytes(connection, spec.offset_bytes - position)
-        with weights.bytes_of(into[spec.name]) as target:
-            _read_exactly(connection, target)
-            weights.check_tensor(spec, target)
-        position = spec.offset_bytes + spec.num_bytes
-    end = max((spec.offset_bytes + spec.num_bytes for spec in descriptor.tensors), default=0)
-    _read_bytes(connection, end + -end % weights.ALIGN_BYTES - position)
-    weights.check_version(descriptor, _read_version(connection), "after")
+    for start, end in ranges:
+        if not position <= start <= end <= body_bytes:
+            raise ValueError(f"range [{start}, {end}) of {body_bytes} bytes")
+        position = end
+    return ranges
+
+
+def _receive(spec: TensorSpec, connection: socket.socket, into: Array) -> None:
+    with weights.bytes_of(into) as target:
+        _read_exactly(connection, target)
+        weights.check_tensor(spec, target)
 
 
 def _read_version(connection: socket.socket) -> int:

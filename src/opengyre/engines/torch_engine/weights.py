@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opengyre.engines.checksum import combined, crc32_of
+from opengyre.engines.checksum import checksum_of_array
 from opengyre.seams.errors import BoundaryError
+from opengyre.seams.weights import combined
 
 
 class WeightUpdate:
@@ -21,7 +22,7 @@ class WeightUpdate:
     def __init__(self, model: Any, version: int) -> None:
         self.version = version
         self._targets: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-        self._crcs: dict[int, int] = {}
+        self._checksums: dict[int, int] = {}
         self._order: list[int] = []
 
     @property
@@ -40,16 +41,16 @@ class WeightUpdate:
             raise _refused(f"weight {name} has shape {shapes}")
         if not bool(torch.isfinite(source).all()):
             raise _refused(f"weight {name} is not finite")
-        crc = crc32_of(_bits(source))
-        if self._crcs.setdefault(id(target), crc) != crc:
+        checksum = checksum_of_array(_bits(source))
+        if self._checksums.setdefault(id(target), checksum) != checksum:
             raise _refused(f"weight {name} is tied to one that was pushed with other numbers")
         with torch.no_grad():
             target.copy_(source)
-        self._order.append(crc)
+        self._order.append(checksum)
 
     def check_complete(self) -> None:
         """Raises BoundaryError that names a missing weight."""
-        missing = [name for name, one in self._targets.items() if id(one) not in self._crcs]
+        missing = [name for name, one in self._targets.items() if id(one) not in self._checksums]
         if missing:
             raise _refused(f"{len(missing)} weights were not pushed, {missing[0]} for one")
 
