@@ -116,6 +116,12 @@ class TrainingConfig(Section):
         default="tree",
         description="compute what the paths of an execution share once, or path by path",
     )
+    reduce: Literal["group", "star"] = Field(
+        default="group",
+        description="how the sums of several cells come to the core: all add them up together "
+        "(group; after two failures the star), or the core pulls them one by one (star); emulated "
+        "cells use the star",
+    )
     emulated_tokens_per_s: float = Field(
         default=20_000.0,
         ge=0,

@@ -117,6 +117,12 @@ class Processes:
         member = self._members.get(name)
         return 0 if member is None else member.incarnation
 
+    def store_address(self, name: str) -> str:
+        """Where `name` hosts a store, by what it announced; "" if it does not, or is not ready."""
+        member = self._members.get(name)
+        ready = None if member is None or not member.ready.done() else member.ready.result()
+        return ready.store_address if isinstance(ready, CellReady) else ""
+
     def pid(self, name: str) -> int:
         return self._members[name].pid
 

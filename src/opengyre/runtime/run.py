@@ -233,6 +233,7 @@ class Run:
             figures=partial(figures_of, self._groups),
             max_groups=config.schedule.groups_per_step,
             budget_tokens=settings.budget_tokens,
+            may_group=config.training.reduce == "group",
             now_s=self._now_s,
         )
 

@@ -9,7 +9,7 @@ step is done by a member whose sums entered the reduce; weights are fixed until 
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from opengyre.control.facts import GroupAssigned, GroupReturned, MemberAdmitted, StepCommitted
@@ -18,8 +18,16 @@ from opengyre.runtime import messages as m
 from opengyre.runtime.digests import digest_of, fill_of
 from opengyre.runtime.inbox import Inbox
 from opengyre.runtime.processes import Processes
+from opengyre.runtime.reduction import (
+    MAX_GROUP_FAILURES,
+    SHOWN_AFTER_S,
+    Form,
+    Reducer,
+    check_counts,
+    total_of,
+)
 from opengyre.runtime.step_figures import StepFigures
-from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
+from opengyre.seams.cells import MicroStep, StageTimes, StepCounts, UpdateNorms
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Snapshot
 from opengyre.store.observations import (
@@ -41,7 +49,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class OpenedStep:
-    """`epoch` rises with each member that is dropped; `is_reduced` ends all returns."""
+    """`epoch` rises with each member that is dropped; `is_reduced` ends all returns; `joining` are
+    members that still pull the snapshot."""
 
     step: int
     version: int
@@ -49,14 +58,26 @@ class OpenedStep:
     stream: StepStream
     opened_s: float
     claimed: dict[int, tuple[int, MicroStep]] = field(default_factory=dict)
+    joining: set[int] = field(default_factory=set)
     epoch: int = 0
     is_reduced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Reduced:
+    """How the sums of a step came together: `seconds` from the end of its stream on."""
+
+    counts: StepCounts
+    form: Form
+    num_tries: int
+    seconds: float
+    stages: dict[str, list[StageTimes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
     """`make_stream(step, version)`; `figures(groups, is_applied)` of what they trained;
-    `max_groups` B; `budget_tokens` of a micro-step."""
+    `max_groups` B; `budget_tokens` of a micro-step; `may_group`: sums may be reduced in groups."""
 
     processes: Processes
     inbox: Inbox
@@ -65,6 +86,7 @@ class StepParts:
     figures: Callable[[tuple[str, ...], bool], StepFigures]
     max_groups: int
     budget_tokens: int
+    may_group: bool
     now_s: Callable[[], float]
 
 
@@ -77,6 +99,7 @@ class Steps:
         self._inbox = parts.inbox
         self._observe = parts.observe
         self._now_s = parts.now_s
+        self._reducer = Reducer(parts.processes, may_group=parts.may_group, now_s=parts.now_s)
         self._open: OpenedStep | None = None
         self._changed = asyncio.Event()
         self._snapshots: dict[int, Snapshot] = {}
@@ -124,8 +147,11 @@ class Steps:
         message = m.JoinStep(step=step, version=opened.version, snapshot=opened.snapshot)
         if not opened.stream.admit(cell):
             raise BoundaryError("steps", f"cell {cell} was dropped from it", retryable=False)
+        opened.joining.add(cell)
         is_mid_batch = bool(opened.claimed)
         joined = await self._processes.call(f"c{cell}", message)
+        opened.joining.discard(cell)
+        self.wake()
         self._inbox.tell(MemberAdmitted(step=step, cell=cell))
         self._observe(
             MemberJoined(step=step, cell=cell, is_mid_batch=is_mid_batch, pull_s=joined.pull_s)
@@ -140,12 +166,12 @@ class Steps:
         opened = self._step(step)
         opened.stream.close(num_groups)
         self.wake()
-        counts = await self._reduced(opened)
-        norms = await self._update(opened, counts)
+        reduced = await self._reduced(opened)
+        norms = await self._update(opened, reduced.counts)
         version = opened.version + 1 if norms.is_applied else opened.version
         self._open = None
         self.wake()
-        self._report(opened, counts, norms, version)
+        self._report(opened, reduced, norms, version)
         self._inbox.tell(StepCommitted(step=step, version=version))
 
     async def drop_member(self, step: int, cell: int) -> None:
@@ -154,6 +180,7 @@ class Steps:
         if opened is None or opened.step != step or opened.is_reduced:
             return
         opened.epoch += 1
+        opened.joining.discard(cell)
         for number, (holder, _) in sorted(opened.claimed.items()):
             if holder == cell:
                 self._observe(MicroStepReturned(step=step, number=number, cell=cell))
@@ -212,44 +239,67 @@ class Steps:
         """Cells that hold a claim longer than its lease: hung, to be fenced."""
         return () if self._open is None else self._open.stream.overdue(self._now_s())
 
-    async def _reduced(self, opened: OpenedStep) -> StepCounts:
-        """Every micro-step is done and every member's sums are with the core, in cell order."""
-        failing_since_s: float | None = None
+    async def _reduced(self, opened: OpenedStep) -> _Reduced:
+        """Every micro-step is done and every member's sums are with the core, each once."""
+        tries, started_s = 0, 0.0
+        failed: list[tuple[int, float]] = []
         while True:
-            while not opened.stream.is_drained:
-                await self._wait_for_change(self._now_s() + CLAIM_POLL_S)
-                self._check(opened)
+            await self._drained(opened)
+            tries, started_s = tries + 1, started_s or self._now_s()
             epoch = opened.epoch
             try:
-                counts = await self._reduce_once(opened)
+                form, counts, stages = await self._reduce_once(opened)
             except BoundaryError as error:
-                now_s = self._now_s()
-                failing_since_s = now_s if failing_since_s is None else failing_since_s
-                log.warning("step %d: the reduce failed: %s", opened.step, error)
-                is_late = now_s - failing_since_s > REDUCE_PATIENCE_S
-                if is_late or not self._processes.is_alive(CORE):
+                log.warning("step %d: try %d to reduce failed: %s", opened.step, tries, error)
+                failed.append((epoch, self._now_s()))
+                if self._is_hopeless(failed) or not self._processes.is_alive(CORE):
                     raise
-                await asyncio.sleep(RETRY_S)
+                await self._wait_for_change(self._now_s() + RETRY_S)
                 self._check(opened)
                 continue
             self._check(opened)
             if opened.epoch == epoch:
+                check_counts(counts, opened.stream.done_counts(), opened.step)
                 opened.is_reduced = True
-                return counts
+                seconds = self._now_s() - started_s
+                return _Reduced(
+                    counts=counts, form=form, num_tries=tries, seconds=seconds, stages=stages
+                )
+
+    def _is_hopeless(self, failed: Sequence[tuple[int, float]]) -> bool:
+        """Do the same members fail for long, the star included?"""
+        times_s = [at_s for epoch, at_s in failed if epoch == failed[-1][0]]
+        is_late = self._now_s() - times_s[0] > REDUCE_PATIENCE_S
+        return is_late and len(times_s) > MAX_GROUP_FAILURES
+
+    async def _drained(self, opened: OpenedStep) -> None:
+        """All micro-steps are done, and who was admitted has joined or was dropped: leases and the
+        deadline of joins bound both."""
+        show_s = self._now_s() + SHOWN_AFTER_S
+        while opened.joining or not opened.stream.is_drained:
+            await self._wait_for_change(self._now_s() + CLAIM_POLL_S)
+            self._check(opened)
+            if self._now_s() >= show_s:
+                show_s += SHOWN_AFTER_S
+                log.warning("step %d waits for %s", opened.step, _missing(opened))
 
     def _check(self, opened: OpenedStep) -> None:
         """Raises BoundaryError if this step was abandoned, even if it is open anew."""
         if self._open is not opened:
             raise BoundaryError("steps", f"step {opened.step} was abandoned", retryable=False)
 
-    async def _reduce_once(self, opened: OpenedStep) -> StepCounts:
-        members = []
-        for cell in sorted(set(opened.stream.members) - {0}):
-            share = m.ShareGradients(step=opened.step)
-            members.append(await self._processes.call(f"c{cell}", share))
-        reduced = await self._processes.call(CORE, m.ReduceStep(step=opened.step, members=members))
-        counts: StepCounts = reduced.counts
-        return counts
+    async def _reduce_once(
+        self, opened: OpenedStep
+    ) -> tuple[Form, StepCounts, dict[str, list[StageTimes]]]:
+        """One try: who settles is a member of it."""
+        step, epoch = opened.step, opened.epoch
+        settled = await self._reducer.settle(step, opened.stream.members)
+        self._check(opened)
+        if opened.epoch != epoch:
+            raise BoundaryError("steps", "a member was dropped meanwhile", retryable=True)
+        check_counts(total_of(settled.values()), opened.stream.done_counts(), step)
+        form, counts = await self._reducer.reduce(step, epoch, settled)
+        return form, counts, {f"c{cell}": one.stages for cell, one in settled.items()}
 
     async def _update(self, opened: OpenedStep, counts: StepCounts) -> UpdateNorms:
         if counts.num_tokens == 0:
@@ -262,9 +312,9 @@ class Steps:
         return norms
 
     def _report(
-        self, opened: OpenedStep, counts: StepCounts, norms: UpdateNorms, version: int
+        self, opened: OpenedStep, reduced: _Reduced, norms: UpdateNorms, version: int
     ) -> None:
-        groups = opened.stream.assigned
+        counts, groups = reduced.counts, opened.stream.assigned
         figures = self._parts.figures(groups, norms.is_applied)
         made = [one for _, one in opened.claimed.values()]
         self._observe(
@@ -291,6 +341,10 @@ class Steps:
                 num_flat_tokens=sum(len(one.token_ids) for one in made),
                 num_repeated_tokens=sum(one.num_repeated_tokens for one in made),
                 fill=fill_of(made, self._parts.budget_tokens),
+                reduced_by=reduced.form,
+                num_reduce_tries=reduced.num_tries,
+                reduce_s=reduced.seconds,
+                stages=reduced.stages,
                 opened_s=opened.opened_s,
                 closed_s=self._now_s(),
             )
@@ -326,6 +380,12 @@ def _done_row(told: m.Finished, micro_step: MicroStep) -> MicroStepDone:
         run_s=told.run_s,
         paths=[digest_of(micro_step, path) for path in micro_step.paths],
     )
+
+
+def _missing(opened: OpenedStep) -> str:
+    """What its reduction waits for, in words."""
+    cells = sorted({holder for holder, _ in opened.claimed.values()} | opened.joining)
+    return f"cells {cells}, of which {sorted(opened.joining)} still join"
 
 
 def _finite(value: float) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from opengyre.seams.cells import StageTimes
 from opengyre.seams.records import TurnRecord
 
 SCHEMA = 1
@@ -205,7 +206,9 @@ class StepReport(Observation, frozen=True, kw_only=True):
     group, how many made a call that touched what is watched (test files). `num_no_variance`:
     groups whose rewards did not differ, which teach nothing. `num_flat_tokens` went through the
     model, `num_repeated_tokens` would have, path by path; `fill` is the mean share of the budget
-    that a micro-step used.
+    that a micro-step used. `reduced_by`: alone, group or star, after `num_reduce_tries`, `reduce_s`
+    seconds after the last micro-step of the stream. `stages`: by member, where the time of each of
+    its pipeline stages went.
     """
 
     step: int
@@ -232,6 +235,10 @@ class StepReport(Observation, frozen=True, kw_only=True):
     fill: float | None = None
     num_clipped: int = 0
     divergence: float | None = None
+    reduced_by: str = ""
+    num_reduce_tries: int = 1
+    reduce_s: float | None = None
+    stages: dict[str, list[StageTimes]] = {}
 
 
 class VersionPublished(Observation, frozen=True, kw_only=True):
