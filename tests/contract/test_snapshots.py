@@ -5,23 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plane_rig import KINDS, PlaneMaker
 
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Snapshot, WeightPlane
 from opengyre.transport.snapshots import pull_named
-from opengyre.transport.weights_shm import SharedMemoryPlane
-from opengyre.transport.weights_tcp import TcpPlane
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=KINDS)
 def planes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[WeightPlane]]:
-    made: list[WeightPlane] = [
-        TcpPlane() if request.param == "tcp" else SharedMemoryPlane(tmp_path, slot=f"s{number}")
-        for number in range(2)
-    ]
-    yield made
-    for plane in made:
-        plane.close()
+    maker = PlaneMaker(request.param, tmp_path)
+    yield [maker() for _ in range(2)]
+    maker.close()
 
 
 def _two_parts(planes: list[WeightPlane], *, versions: tuple[int, int] = (4, 4)) -> Snapshot:

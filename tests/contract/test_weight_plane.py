@@ -2,36 +2,23 @@
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from plane_rig import KINDS, PlaneMaker
 
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Descriptor, WeightPlane
-from opengyre.transport.weights_shm import SharedMemoryPlane
-from opengyre.transport.weights_tcp import TcpPlane
-
-PlaneMaker = Callable[[], WeightPlane]
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=KINDS)
 def make_plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PlaneMaker]:
-    made: list[WeightPlane] = []
-
-    def make() -> WeightPlane:
-        slot = f"slot{len(made)}"
-        plane = SharedMemoryPlane(tmp_path, slot=slot) if request.param == "shm" else TcpPlane()
-        made.append(plane)
-        return plane
-
-    yield make
-    for plane in made:
-        plane.close()
-    assert list(tmp_path.iterdir()) == []
-    assert [thread.name for thread in threading.enumerate() if "weights" in thread.name] == []
+    maker = PlaneMaker(request.param, tmp_path)
+    yield maker
+    maker.close()
 
 
 def _tensors(seed: int = 0) -> dict[str, np.ndarray]:
@@ -57,6 +44,16 @@ def test_a_pull_restores_every_bit_and_returns_the_version(make_plane: PlaneMake
     assert make_plane().pull(descriptor, into) == 7
     for name, array in tensors.items():
         assert into[name].tobytes() == array.tobytes()
+
+
+def test_a_part_is_pulled_by_name_in_any_order(make_plane: PlaneMaker) -> None:
+    tensors = _tensors()
+    descriptor = make_plane().expose(tensors, 7)
+    into = {name: np.zeros_like(tensors[name]) for name in ("sums", "empty", "a")}
+    assert make_plane().pull(descriptor, into) == 7
+    for name, array in into.items():
+        assert array.tobytes() == tensors[name].tobytes()
+    assert make_plane().pull(descriptor, {}) == 7
 
 
 def test_a_descriptor_survives_the_wire(make_plane: PlaneMaker) -> None:
