@@ -86,13 +86,14 @@ class Rig:
         *,
         num_serves: int = 1,
         has_reference: bool = False,
+        is_mortal: bool = False,
         trap: tuple[str, int] = NO_TRAP,
     ) -> Pipe:
-        """With a trap the last stage is a spare process that stands still in it."""
+        """If it is mortal, the last stage is a spare process, which stands still in the trap."""
         self._num_pipes += 1
         name = f"pipe{self._num_pipes}"
         processes = self._shared[: num_stages - 1]
-        if trap != NO_TRAP:
+        if is_mortal:
             self._struck.append(self._spares.pop())
             processes = [*processes[:-1], self._struck[-1]]
         for stage, process in enumerate(processes, start=1):

@@ -7,9 +7,11 @@ still inside the part. NUM_LAYERS linear layers in float64, each with its own se
 
 import base64
 import gc
+import resource
 import sys
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -40,13 +42,22 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     trap: tuple[str, int] = ("", -1)
 
 
+class Live(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stage holds when a forward begins."""
+
+    num_tensors: int
+    num_graphs: int
+    num_held: int
+    resident_bytes: int
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """`live`: by number of the micro-step, the tensors, graphs and held messages then alive."""
+    """`live`: by number of the micro-step."""
 
     sums: dict[str, str] = {}
     times: StageTimes = StageTimes()
     lived_s: float = 0.0
-    live: dict[int, tuple[int, int, int]] = {}
+    live: dict[int, Live] = {}
     most_in_flight: int = 0
     error: str = ""
 
@@ -89,7 +100,7 @@ class ToyPart:
         self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.most_in_flight = 0
         self.trap: tuple[str, int] = ("", -1)
-        self.live: dict[int, tuple[int, int, int]] = {}
+        self.live: dict[int, Live] = {}
         self.link: Any = None
 
     def forward(self, micro_step: MicroStep, received: Tensor | None) -> Passed:
@@ -141,13 +152,19 @@ class ToyPart:
 
     def _watch(self, where: str, number: int) -> None:
         if (where, number) == self.trap:
-            print("trapped", flush=True)
+            say("trapped")
             time.sleep(600)
         if where == "forward" and number in LIVE_AT:
             gc.collect()
             num_tensors = sum(issubclass(type(one), Tensor) for one in gc.get_objects())
             held = self.link.num_held if self.link is not None else 0
-            self.live[number] = (num_tensors, len(self.graphs), held)
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            self.live[number] = Live(
+                num_tensors=num_tensors,
+                num_graphs=len(self.graphs),
+                num_held=held,
+                resident_bytes=pages * resource.getpagesize(),
+            )
 
 
 def packed(sums: dict[str, Tensor]) -> dict[str, str]:
@@ -178,15 +195,18 @@ def serve(served: Served) -> Report:
             follower.serve()
     except BoundaryError as error:
         return Report(error=str(error))
-    times = follower.times
-    lived_s = time.monotonic() - started_s
-    link.close()
-    return report_of(part, times, lived_s)
+    else:
+        return report_of(part, follower.times, time.monotonic() - started_s)
+    finally:
+        link.close()
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for line in sys.stdin:
-        print(
-            msgspec.json.encode(serve(msgspec.json.decode(line, type=Served))).decode(), flush=True
-        )
+        say(msgspec.json.encode(serve(msgspec.json.decode(line, type=Served))).decode())

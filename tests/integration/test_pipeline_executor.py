@@ -1,14 +1,18 @@
 """The pipeline executor between real processes: order, exactness, bounds, deaths, times."""
 
+import itertools
 import random
 import signal
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from contextlib import contextmanager
 
+import msgspec
 import pytest
 from pipeline_rig import Pipe, Rig, micro_step
-from pipeline_toy import Report, ToyPart, packed
+from pipeline_toy import HIDDEN, LIVE_AT, Report, ToyPart, packed
 
 from opengyre.seams.cells import MicroStep
 from opengyre.seams.errors import BoundaryError
@@ -49,6 +53,20 @@ def drive(lead: Lead, rows: list[MicroStep], gaps: list[str]) -> list[Finished]:
     return finished + lead.drain()
 
 
+@contextmanager
+def running(pipe: Pipe) -> Iterator[Future[None]]:
+    """The lead runs micro-steps in a thread until it fails."""
+
+    def run_on() -> None:
+        rng = random.Random(0)
+        for number in itertools.count():
+            pipe.lead.run(micro_step(number, rng))
+
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(run_on)
+    pipe.close()
+
+
 def plain_loop(rows: list[MicroStep], has_reference: bool) -> tuple[dict[str, str], list[Finished]]:
     """One part with all layers, no executor."""
     part = ToyPart(0, 1, has_reference)
@@ -77,3 +95,76 @@ def test_gradients_are_bit_equal_to_a_plain_loop(
     sums, expected = plain_loop(rows, has_reference)
     assert finished == expected
     assert sums_of(pipe.reports()) == sums
+
+
+def test_what_a_stage_holds_does_not_grow_with_the_number_of_micro_steps(rig: Rig) -> None:
+    rng, num_stages = random.Random(1), 4
+    pipe = rig.open(num_stages)
+    rows = [micro_step(number, rng, num_tokens=1000) for number in range(LIVE_AT[-1] + 1)]
+    drive(pipe.lead, rows, [""] * len(rows))
+    for stage, one in enumerate(pipe.reports()):
+        early, late = (one.live[number] for number in LIVE_AT)
+        assert one.most_in_flight == num_stages - stage
+        assert early.num_graphs == num_stages - stage - 1
+        assert late == msgspec.structs.replace(early, resident_bytes=late.resident_bytes)
+        assert early.num_held <= 2 * (num_stages - stage)
+        activations_bytes = sum(1000 * HIDDEN * 8 for _ in rows)
+        assert late.resident_bytes - early.resident_bytes < activations_bytes / 3
+
+
+def test_times_add_up_and_tell_a_bubble_from_a_wait_for_data(rig: Rig) -> None:
+    rng = random.Random(2)
+    pipe = rig.open(2)
+    for number in range(20):
+        pipe.lead.run(micro_step(number, rng))
+    time.sleep(0.3)
+    pipe.lead.pause()
+    time.sleep(0.5)
+    pipe.lead.drain()
+    lead, follower = pipe.reports()
+    assert lead.times.bubble_s > 0.3
+    assert lead.times.waiting_s > 0.5
+    assert follower.times.waiting_s > 0.8, "the last stage never has anything in flight"
+    for one in (lead, follower):
+        assert one.times.forward_s > 0
+        assert one.times.backward_s > 0
+        assert sum(msgspec.structs.astuple(one.times)) == pytest.approx(one.lived_s, abs=0.02)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_the_lead_sees_at_once_that_a_stage_was_killed_in_its(rig: Rig, where: str) -> None:
+    pipe = rig.open(2, is_mortal=True, trap=(where, 5))
+    with running(pipe) as outcome:
+        assert pipe.processes[-1].line() == "trapped\n"
+        pipe.processes[-1].strike(signal.SIGKILL)
+        with pytest.raises(BoundaryError, match="stage 0 lost stage 1"):
+            outcome.result(timeout=5)
+
+
+def test_a_stopped_stage_blocks_the_lead_until_it_is_killed(rig: Rig) -> None:
+    pipe = rig.open(2, is_mortal=True)
+    with running(pipe) as outcome:
+        time.sleep(0.3)
+        pipe.processes[-1].strike(signal.SIGSTOP)
+        with pytest.raises(NotYet):
+            outcome.result(timeout=1)
+        pipe.processes[-1].strike(signal.SIGKILL)
+        with pytest.raises(BoundaryError, match="stage 0 lost stage 1"):
+            outcome.result(timeout=5)
+
+
+def test_the_death_of_the_last_stage_reaches_the_lead_through_the_middle(rig: Rig) -> None:
+    pipe = rig.open(3, is_mortal=True, trap=("forward", 5))
+    with running(pipe) as outcome:
+        assert pipe.processes[-1].line() == "trapped\n"
+        pipe.processes[-1].strike(signal.SIGKILL)
+        assert "stage 1 lost stage 2" in pipe.processes[0].report().error
+        with pytest.raises(BoundaryError, match="stage 0 lost stage 1"):
+            outcome.result(timeout=5)
+
+
+def test_a_follower_sees_that_the_lead_is_gone(rig: Rig) -> None:
+    pipe = rig.open(2)
+    pipe.lead.run(micro_step(0, random.Random(0)))
+    pipe.close()
+    assert "stage 1 lost stage 0" in pipe.processes[0].report().error

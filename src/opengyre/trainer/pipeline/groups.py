@@ -77,8 +77,9 @@ class Groups:
             work.wait()
 
     def close(self) -> None:
-        for group in (self.up, self.down, self.headers):
-            group.shutdown()
+        if self.down is not self.headers:
+            self.down.shutdown()
+            self.up.shutdown()
 
 
 def open_groups(

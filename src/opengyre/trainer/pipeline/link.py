@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opengyre.control.errors import InvariantError
 from opengyre.seams.errors import BoundaryError
 from opengyre.trainer.pipeline import header as h
 from opengyre.trainer.pipeline.groups import LOOPBACK, PATIENCE, Groups, open_groups, store_at
@@ -37,44 +38,33 @@ class _Sent:
     tensors: list[Tensor]
 
 
-class Awaited:
-    """The gradient of one micro-step on its way up; its buffers are posted already."""
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """A gradient on its way up, into buffers that are posted already."""
 
-    def __init__(self, link: "Link", gradient: Tensor) -> None:
-        self._link = link
-        self._gradient = gradient
-        self._told = torch.empty(3, dtype=torch.float64)
-        groups, after = link.groups, link.stage + 1
-        with link.boundary(after):
-            self._told_work = groups.headers.recv([self._told], after, _TOLD)
-            self._work = groups.up.recv([gradient], after, _GRADIENT)
-
-    def take(self) -> tuple[Tensor, Told]:
-        """Blocks. Returns the gradient [T, hidden] and what the last stage told."""
-        with self._link.boundary(self._link.stage + 1):
-            self._told_work.wait(PATIENCE)
-            self._link.groups.receive(self._work)
-        loss_sum, num_clipped, divergence_sum = self._told.tolist()
-        told = Told(loss_sum=loss_sum, num_clipped=int(num_clipped), divergence_sum=divergence_sum)
-        return self._gradient, told
+    told_work: Any
+    told: Tensor
+    work: Any
+    gradient: Tensor
 
 
 class Link:
     """One stage's ends. Every method raises BoundaryError when the neighbour is gone."""
 
     def __init__(self, groups: Groups, *, stage: int, device: torch.device) -> None:
-        self.groups = groups
-        self.stage = stage
+        self._open_groups: Groups | None = groups
+        self._stage = stage
         self._device = device
         self._down: deque[_Sent] = deque()
         self._up: deque[_Sent] = deque()
+        self._awaited: deque[_Awaited] = deque()
 
     @property
     def num_held(self) -> int:
         """Messages whose buffers are held."""
         return len(self._down) + len(self._up)
 
-    def send_run(self, sent: Tensor, *, aux: Tensor, count: int, finished: int) -> Awaited:
+    def send_run(self, sent: Tensor, *, aux: Tensor, count: int, finished: int) -> None:
         """Activations `sent` [n, T, hidden] and uint8 `aux` to the next stage."""
         sent = sent.contiguous()
         n, num_tokens, hidden = sent.shape
@@ -86,39 +76,46 @@ class Link:
             shape=(n, num_tokens, hidden),
             dtype=sent.dtype,
         )
-        ahead, after = h.encode(header), self.stage + 1
-        awaited = Awaited(self, torch.empty_like(sent[0]))
-        with self.boundary(after):
+        ahead, groups, after = h.encode(header), self._groups, self._stage + 1
+        with self._boundary(after):
             works = [
-                self.groups.headers.send([ahead], after, _HEADER),
-                self.groups.headers.send([aux], after, _AUX),
-                self.groups.down.send([sent], after, _ACTIVATION),
+                groups.headers.send([ahead], after, _HEADER),
+                groups.headers.send([aux], after, _AUX),
+                groups.down.send([sent], after, _ACTIVATION),
             ]
         self._down.append(_Sent(count, works, [ahead, aux, sent]))
-        return awaited
+        self._post_gradient(torch.empty_like(sent[0]))
+
+    def receive_gradient(self, *, count: int) -> tuple[Tensor, Told]:
+        """Blocks for that of the oldest micro-step sent down, the `count`-th: its gradient
+        [T, hidden] and what the last stage told. Then all that went down with it was received."""
+        one = self._awaited.popleft()
+        with self._boundary(self._stage + 1):
+            one.told_work.wait(PATIENCE)
+            self._groups.receive(one.work)
+        self._release(self._down, count)
+        loss_sum, num_clipped, divergence_sum = one.told.tolist()
+        told = Told(loss_sum=loss_sum, num_clipped=int(num_clipped), divergence_sum=divergence_sum)
+        return one.gradient, told
 
     def send_command(self, command: Command, *, count: int, finished: int, num_run: int) -> None:
         """To the next stage, which receives it before the micro-step after the `num_run`-th."""
         ahead = h.encode(Header(command=command, count=count, finished=finished))
-        with self.boundary(self.stage + 1):
-            work = self.groups.headers.send([ahead], self.stage + 1, _HEADER)
+        with self._boundary(self._stage + 1):
+            work = self._groups.headers.send([ahead], self._stage + 1, _HEADER)
         self._down.append(_Sent(num_run + 1, [work], [ahead]))
 
     def await_rest(self) -> None:
         """Blocks until the next stage is at rest; then it has received all."""
-        header = self._receive_header(self.stage + 1)
+        header = self._receive_header(self._stage + 1)
         if header.command is not Command.AT_REST:
-            words = f"stage {self.stage} did not expect {header.command.name}"
+            words = f"stage {self._stage} did not expect {header.command.name}"
             raise BoundaryError("pipeline", words, retryable=False)
         self._release(self._down, header.finished + 1)
 
-    def release_down(self, finished: int) -> None:
-        """The gradients of the first `finished` micro-steps came up."""
-        self._release(self._down, finished)
-
     def receive_header(self) -> Header:
         """Blocks until the stage before says something."""
-        header = self._receive_header(self.stage - 1)
+        header = self._receive_header(self._stage - 1)
         self._release(self._up, header.finished)
         return header
 
@@ -126,23 +123,23 @@ class Link:
         """What follows a RUN: uint8 aux and activations [n, T, hidden]."""
         aux = torch.empty(header.num_aux_bytes, dtype=torch.uint8)
         received = torch.empty(header.shape, dtype=header.dtype, device=self._device)
-        before = self.stage - 1
-        with self.boundary(before):
-            aux_work = self.groups.headers.recv([aux], before, _AUX)
-            work = self.groups.down.recv([received], before, _ACTIVATION)
+        before = self._stage - 1
+        with self._boundary(before):
+            aux_work = self._groups.headers.recv([aux], before, _AUX)
+            work = self._groups.down.recv([received], before, _ACTIVATION)
             aux_work.wait(PATIENCE)
-            self.groups.receive(work)
+            self._groups.receive(work)
         return aux, received
 
     def send_gradient(self, gradient: Tensor, told: Told, *, count: int) -> None:
         """Gradient [T, hidden] of the `count`-th micro-step to the stage before."""
         gradient = gradient.contiguous()
         numbers = [told.loss_sum, float(told.num_clipped), told.divergence_sum]
-        numbers_sent, before = torch.tensor(numbers, dtype=torch.float64), self.stage - 1
-        with self.boundary(before):
+        numbers_sent, before = torch.tensor(numbers, dtype=torch.float64), self._stage - 1
+        with self._boundary(before):
             works = [
-                self.groups.headers.send([numbers_sent], before, _TOLD),
-                self.groups.up.send([gradient], before, _GRADIENT),
+                self._groups.headers.send([numbers_sent], before, _TOLD),
+                self._groups.up.send([gradient], before, _GRADIENT),
             ]
         self._up.append(_Sent(count, works, [numbers_sent, gradient]))
 
@@ -150,29 +147,48 @@ class Link:
         """We are at rest after `count` micro-steps. Blocks until the stage before, which waits for
         this, has it: whatever is closed next, it arrived."""
         ahead = h.encode(Header(command=Command.AT_REST, count=count, finished=count))
-        with self.boundary(self.stage - 1):
-            self.groups.headers.send([ahead], self.stage - 1, _HEADER).wait(PATIENCE)
+        with self._boundary(self._stage - 1):
+            self._groups.headers.send([ahead], self._stage - 1, _HEADER).wait(PATIENCE)
 
     def close(self) -> None:
-        self.groups.close()
+        """The neighbours see us gone. gloo keeps connections while anything of a group is held."""
+        groups, self._open_groups = self._open_groups, None
+        for held in (self._down, self._up, self._awaited):
+            held.clear()
+        if groups is not None:
+            groups.close()
+
+    @property
+    def _groups(self) -> Groups:
+        if self._open_groups is None:
+            raise InvariantError(f"the link of stage {self._stage} is closed")
+        return self._open_groups
 
     @contextmanager
-    def boundary(self, peer: int) -> Iterator[None]:
+    def _boundary(self, peer: int) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            words = f"stage {self.stage} lost stage {peer}: {str(error).splitlines()[0]}"
+            why = str(error).splitlines()[0].split(". ")[0]
+            words = f"stage {self._stage} lost stage {peer}: {why}"
             raise BoundaryError("pipeline", words, retryable=False) from error
+
+    def _post_gradient(self, gradient: Tensor) -> None:
+        told, after = torch.empty(3, dtype=torch.float64), self._stage + 1
+        with self._boundary(after):
+            told_work = self._groups.headers.recv([told], after, _TOLD)
+            work = self._groups.up.recv([gradient], after, _GRADIENT)
+        self._awaited.append(_Awaited(told_work, told, work, gradient))
 
     def _receive_header(self, peer: int) -> Header:
         fields = torch.empty(h.NUM_FIELDS, dtype=torch.int64)
-        with self.boundary(peer):
-            self.groups.headers.recv([fields], peer, _HEADER).wait(PATIENCE)
+        with self._boundary(peer):
+            self._groups.headers.recv([fields], peer, _HEADER).wait(PATIENCE)
         return h.decode(fields)
 
     def _release(self, held: deque[_Sent], finished: int) -> None:
         while held and held[0].until <= finished:
-            with self.boundary(self.stage + (1 if held is self._down else -1)):
+            with self._boundary(self._stage + (1 if held is self._down else -1)):
                 for work in held.popleft().works:
                     work.wait()
 

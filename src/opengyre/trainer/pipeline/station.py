@@ -16,7 +16,7 @@ from torch import Tensor
 from opengyre.control.errors import InvariantError
 from opengyre.seams.cells import MicroStep
 from opengyre.trainer.pipeline.header import Command
-from opengyre.trainer.pipeline.link import Awaited, Link
+from opengyre.trainer.pipeline.link import Link
 from opengyre.trainer.pipeline.parts import Finished, Passed, StagePart, Told
 from opengyre.trainer.pipeline.stage_clock import Account, StageClock
 
@@ -25,7 +25,6 @@ from opengyre.trainer.pipeline.stage_clock import Account, StageClock
 class _InFlight:
     number: int
     passed: Passed
-    awaited: Awaited | None
 
 
 class Station:
@@ -58,14 +57,13 @@ class Station:
         self.clock.enter(Account.FORWARD)
         passed = self._part.forward(micro_step, received)
         self.num_run += 1
-        awaited = None
         if self._after is not None:
             if passed.sent is None:
                 raise InvariantError(f"micro-step {micro_step.number} has nothing to send on")
-            awaited = self._after.send_run(
+            self._after.send_run(
                 passed.sent, aux=aux, count=self.num_run, finished=self.num_finished
             )
-        self._in_flight.append(_InFlight(micro_step.number, passed, awaited))
+        self._in_flight.append(_InFlight(micro_step.number, passed))
         self.clock.idle(self.num_in_flight)
         return self._finish_until(self.num_run - self._depth + 1)
 
@@ -102,9 +100,8 @@ class Station:
     def _finish_oldest(self) -> Finished:
         one = self._in_flight.popleft()
         gradient, told = None, one.passed.told
-        if one.awaited is not None and self._after is not None:
-            gradient, told = one.awaited.take()
-            self._after.release_down(self.num_finished + 1)
+        if self._after is not None:
+            gradient, told = self._after.receive_gradient(count=self.num_finished + 1)
         told = told or Told()
         self.clock.enter(Account.BACKWARD)
         upstream = self._part.backward(one.passed, gradient)
