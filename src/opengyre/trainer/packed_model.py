@@ -181,8 +181,13 @@ def trained_logprobs(
         logits_to_keep=predecessors(segments, targets),
         lines=Lines(segments, token_ids.device),
     ).logits[0]
+    return chosen_logprobs(logits, token_ids[targets], temperature)
+
+
+def chosen_logprobs(logits: Tensor, chosen: Tensor, temperature: float) -> Tensor:
+    """Logprob of the tokens `chosen` [M] under `logits` [M, vocabulary] divided by `temperature`,
+    as the sampler's were; half precision is raised to float32."""
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
-    chosen = token_ids[targets][:, None]
     logprobs = (logits / temperature).log_softmax(-1)
-    return logprobs.gather(1, chosen)[:, 0]
+    return logprobs.gather(1, chosen[:, None])[:, 0]

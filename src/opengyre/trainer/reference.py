@@ -1,29 +1,28 @@
-"""The policy a run began with, frozen, for the divergence from it.
+"""The policy a run began with, frozen, for the divergence from it: one stage's part.
 
-Owns: a copy of the weights. Must not know losses or steps. Invariants: the copy is never written;
-it lies in host memory, and on the module's device only between `place` and `remove`.
+Owns: a copy of the part's weights. Must not know losses or steps. Invariants: the copy is never
+written; it lies in host memory, and on the model's device only between `place` and `remove`.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
+
+from opengyre.seams.cells import MicroStep
+from opengyre.trainer.stage_model import StageModel
 
 
 class Reference:
-    """Runs `module` with the weights it had when this was made; the module keeps its own.
+    """Runs `model` with the weights it had when this was made; the model keeps its own.
 
     On the CPU the copy stays where it is in both roles. On another device it gives way to the
     engine's cache at each role switch and comes back over the bus, which costs one copy.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, model: StageModel) -> None:
+        self._model = model
         self._weights = {
             name: parameter.detach().to("cpu", copy=True)
-            for name, parameter in module.named_parameters()
+            for name, parameter in model.parameters.items()
         }
         self._placed: dict[str, Tensor] | None = None
 
@@ -32,18 +31,15 @@ class Reference:
         return sum(one.nbytes for one in self._weights.values())
 
     def place(self) -> None:
-        device = next(self._module.parameters()).device
+        device = next(iter(self._model.parameters.values())).device
         self._placed = {name: one.to(device) for name, one in self._weights.items()}
 
     def remove(self) -> None:
         self._placed = None
 
-    def run(self, forward: Callable[[Any], Tensor]) -> Tensor:
-        """`forward(model)` without gradient, model being callable with keywords as the module."""
+    def run(self, micro_step: MicroStep, received: Tensor | None, targets: Tensor) -> Tensor:
+        """`StageModel.run` with the frozen weights and without gradient. `received` comes from the
+        reference of the stage before."""
         placed = self._placed or self._weights
-
-        def model(**inputs: Any) -> Any:
-            return functional_call(self._module, placed, args=(), kwargs=inputs)
-
         with torch.no_grad():
-            return forward(model)
+            return self._model.run_with(placed, micro_step, received, targets)
