@@ -30,16 +30,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 def show(run: RunPath, as_json: AsJson = False) -> None:
     """Print the summary and one line for each step."""
     from opengyre.views.summary import summarise
-    from opengyre.views.tables import step_cells, table
+    from opengyre.views.tables import step_cells, table, work_cells
     from opengyre.views.words import final_lines
 
     folder, state = _fold(run)
     summary = summarise(state)
     if as_json:
-        return _print_json({**summary, "steps": step_cells(state)})
+        told = {"steps": step_cells(state), "cells": work_cells(state)}
+        return _print_json({**summary, **told})
     report = str(folder.report_png) if folder.report_png.exists() else ""
     _print_lines(final_lines(summary, folder=str(run), report=report))
-    _print_lines(["", *table(step_cells(state))] if state.steps else [])
+    for rows in (step_cells(state), work_cells(state)):
+        _print_lines(["", *table(rows)] if rows else [])
 
 
 @run_app.command()

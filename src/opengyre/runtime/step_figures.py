@@ -9,7 +9,8 @@ from statistics import fmean
 
 from opengyre.runtime.book import Execution
 from opengyre.runtime.trained_groups import TrainedGroups
-from opengyre.store.observations import MemberAccount
+from opengyre.store.observations import CellWork, MemberAccount
+from opengyre.trainer.stream import StepStream
 from opengyre.trajectory.account import Reason, mask_trained
 from opengyre.trajectory.groups import Settled
 
@@ -35,6 +36,20 @@ def figures_of(groups: TrainedGroups, names: Sequence[str], is_applied: bool) ->
         members=members,
         num_no_variance=sum(not groups.group(name).has_gradient for name in names),
     )
+
+
+def work_of(stream: StepStream) -> dict[str, CellWork]:
+    """What each cell did that was ever in the step, by name."""
+    return {
+        f"c{cell}": CellWork(
+            num_claimed=told.num_claimed,
+            num_done=told.num_done,
+            num_tokens=told.num_tokens_done,
+            num_returned=told.num_returned,
+            num_refused=told.num_refused,
+        )
+        for cell, told in stream.all_counters()
+    }
 
 
 def _members_of(groups: TrainedGroups, name: str, is_applied: bool) -> list[MemberAccount]:

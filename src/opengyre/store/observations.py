@@ -194,6 +194,18 @@ class MemberAccount(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int] = {}
 
 
+class CellWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What one cell did of a step. `num_tokens` went through the model in what is done;
+    `num_returned` micro-steps went back to the stream when the cell was dropped, and what it said
+    after that was refused."""
+
+    num_claimed: int
+    num_done: int
+    num_tokens: int
+    num_returned: int = 0
+    num_refused: int = 0
+
+
 class StepReport(Observation, frozen=True, kw_only=True):
     """One accepted step. `groups` are those consumed, `micro_steps` the numbers summed into the
     update; `loss` is averaged as the config says, None where nothing was trainable or not finite;
@@ -208,7 +220,7 @@ class StepReport(Observation, frozen=True, kw_only=True):
     model, `num_repeated_tokens` would have, path by path; `fill` is the mean share of the budget
     that a micro-step used. `reduced_by`: alone, group or star, after `num_reduce_tries`, `reduce_s`
     seconds after the last micro-step of the stream. `stages`: by member, where the time of each of
-    its pipeline stages went.
+    its pipeline stages went. `cells`: by name, dropped ones too, what each did.
     """
 
     step: int
@@ -239,6 +251,7 @@ class StepReport(Observation, frozen=True, kw_only=True):
     num_reduce_tries: int = 1
     reduce_s: float | None = None
     stages: dict[str, list[StageTimes]] = {}
+    cells: dict[str, CellWork] = {}
 
 
 class VersionPublished(Observation, frozen=True, kw_only=True):

@@ -142,12 +142,17 @@ class StepStream:
     def counters(self, cell: int) -> CellCounters:
         return self._counters.setdefault(cell, CellCounters())
 
+    def all_counters(self) -> list[tuple[int, CellCounters]]:
+        """(cell, what it did), in cell order: of all that were ever members or asked to be."""
+        return sorted(self._counters.items())
+
     def admit(self, cell: int) -> bool:
         """Make `cell` a member. False (refused) if it was dropped from this step."""
         if cell in self._state.dropped:
             self.counters(cell).num_refused += 1
             return False
         self._state.members.add(cell)
+        self.counters(cell)
         return True
 
     def offer(self, groups: Sequence[str]) -> None:

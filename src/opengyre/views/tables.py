@@ -85,6 +85,33 @@ def _step_cells(step: StepReport) -> dict[str, Any]:
     }
 
 
+def work_cells(state: RunState) -> list[dict[str, Any]]:
+    """One line for each cell of each step: its micro-steps, and the seconds of its pipeline stages,
+    first stage first. `returned`: went back to the stream when the cell was dropped."""
+    return [_work_cells(step, cell) for step in state.steps for cell in step.cells]
+
+
+def _work_cells(step: StepReport, cell: str) -> dict[str, Any]:
+    work, stages = step.cells[cell], step.stages.get(cell, [])
+    return {
+        "step": step.step,
+        "cell": cell,
+        "claimed": work.num_claimed,
+        "done": work.num_done,
+        "tokens": work.num_tokens,
+        "returned": work.num_returned,
+        "refused": work.num_refused,
+        "forward s": _by_stage([one.forward_s for one in stages]),
+        "backward s": _by_stage([one.backward_s for one in stages]),
+        "bubble s": _by_stage([one.bubble_s for one in stages]),
+        "waiting s": _by_stage([one.waiting_s for one in stages]),
+    }
+
+
+def _by_stage(seconds: Sequence[float]) -> str:
+    return " ".join(f"{one:.2f}" for one in seconds) or "-"
+
+
 def _rounded(value: float | None, places: int) -> float | None:
     return None if value is None else round(value, places)
 
