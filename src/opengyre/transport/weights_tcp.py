@@ -1,9 +1,10 @@
 """The weight plane over TCP: a small threaded server in the exposing process.
 
 Owns: its listening socket, its threads, the bytes it exposes. Must not know what the tensors
-mean. Invariants: exposed bytes never change; each exposure has its own random key, and a reader
-without it gets nothing; only the bytes that a reader asks for travel, each once; every socket wait
-has a deadline; `close` leaves no socket and no thread.
+mean. Invariants: exposed bytes stand still until they are withdrawn, and no pull ends well after
+that; each exposure has its own random key, and a reader without it gets nothing; only the bytes
+that a reader asks for travel, each once; every socket wait has a deadline; `close` leaves no socket
+and no thread.
 
 A request is the key, a number of ranges (u32) and these, offset and length (u64 each), ascending
 and apart. The answer is the version, the bytes, the version; just "gone" for a wrong key; nothing
@@ -54,11 +55,8 @@ class TcpPlane:
         if self._is_closed:
             raise weights.gone(f"the plane at {self._host} is closed")
         server = self._server or self._open()
-        server.withdraw(num_newest=self._num_newest - 1, pinned=pinned)
-        try:
-            body = bytearray(weights.body_bytes(tensors))
-        except (MemoryError, OverflowError) as error:
-            raise weights.no_room(f"cannot hold version {version}: {error!r}") from error
+        spares = server.withdraw(num_newest=self._num_newest - 1, pinned=pinned)
+        body = _room(weights.body_bytes(tensors), spares)
         with memoryview(body) as view:
             specs = weights.lay_out(tensors, view)
         key = secrets.token_hex(_KEY_BYTES // 2)
@@ -131,13 +129,13 @@ class _Server(socketserver.ThreadingTCPServer):
         with self._lock:
             self._exposures[key] = exposure
 
-    def withdraw(self, *, num_newest: int, pinned: Collection[int]) -> None:
-        """Who reads what goes is cut off at the next chunk, which frees its memory."""
+    def withdraw(self, *, num_newest: int, pinned: Collection[int]) -> list[bytearray]:
+        """Who reads what goes is cut off at the next chunk. Returns what can be written anew."""
         with self._lock:
             keys = list(self._exposures)
             versions = [one.version for one in self._exposures.values()]
-            for place in weights.superseded(versions, num_newest=num_newest, pinned=pinned):
-                del self._exposures[keys[place]]
+            places = weights.superseded(versions, num_newest=num_newest, pinned=pinned)
+            return [self._exposures.pop(keys[place]).body for place in places]
 
     def find(self, key: str) -> _Exposure | None:
         with self._lock:
@@ -199,6 +197,16 @@ class _Reader(socketserver.BaseRequestHandler):
                     connection.sendall(body[at : min(at + CHUNK_BYTES, end)])
         is_kept = server.find(key) is not None
         connection.sendall(_VERSION.pack(exposure.version if is_kept else weights.GONE_VERSION))
+
+
+def _room(num_bytes: int, spares: list[bytearray]) -> bytearray:
+    """A spare of that size: writing to memory that is there takes a third of the time."""
+    fitting = [spare for spare in spares if len(spare) == num_bytes]
+    spares.clear()
+    try:
+        return fitting[0] if fitting else bytearray(num_bytes)
+    except (MemoryError, OverflowError) as error:
+        raise weights.no_room(f"cannot hold {num_bytes} bytes: {error!r}") from error
 
 
 def _request(specs: list[TensorSpec]) -> bytes:
