@@ -140,5 +140,5 @@ def test_a_segment_does_not_see_its_neighbours(model: torch.nn.Module) -> None:
 def test_a_sliding_window_is_refused_not_ignored() -> None:
     torch.manual_seed(1)
     config = Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=0)
-    with pytest.raises(BoundaryError, match="sliding-window"):
+    with pytest.raises(BoundaryError, match="sliding_window"):
         _packed(Qwen3ForCausalLM(config).double().eval(), _sequences(), 1.0)

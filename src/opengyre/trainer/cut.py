@@ -18,11 +18,11 @@ from opengyre.control.errors import InvariantError
 from opengyre.seams.cells import MicroStep
 from opengyre.seams.errors import ConfigError
 from opengyre.trainer.model_files import fill_from
+from opengyre.trainer.packable import has_window, odd_ropes
 from opengyre.trainer.packed_model import ATTENTION, Lines, chosen_logprobs, predecessors
 from opengyre.trainer.stage_model import TrainingRole, flat_tensors
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 ONE_STAGE = "use topology.stages_per_cell = 1"
 
 
@@ -49,13 +49,12 @@ def refuse_uncuttable(config: Any, num_stages: int) -> None:
     if num_stages == 1:
         return
     reason = ""
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if config.model_type not in MODEL_TYPES:
         reason = f"a model of type {config.model_type!r}"
-    elif _has_window(config):
+    elif has_window(config):
         reason = f"{config.model_type} with sliding-window attention"
-    elif rope not in ROPE_TYPES:
-        reason = f"{config.model_type} with a rotary embedding of type {rope!r}"
+    elif ropes := odd_ropes(config):
+        reason = f"{config.model_type} with a rotary embedding of type {ropes[0]!r}"
     if reason:
         raise ConfigError(
             f"{reason} cannot be cut into {num_stages} pipeline stages; {', '.join(MODEL_TYPES)} "
@@ -216,10 +215,3 @@ def _materialise(cut: CutModule, config: Any, device: torch.device | str) -> Non
     decoder.rotary_emb = rotary(config).to(device)
     if cut.is_last and cut.is_tied:
         cut.lm_head.weight = decoder.embed_tokens.weight
-
-
-def _has_window(config: Any) -> bool:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if config.model_type == "mistral":
-        return config.sliding_window is not None
-    return kinds != {"full_attention"} or bool(getattr(config, "use_sliding_window", False))

@@ -6,7 +6,7 @@ computed once for all lines that hold it; the head runs only where a trained tok
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +19,19 @@ from opengyre.seams.cells import Segment
 from opengyre.seams.errors import BoundaryError
 
 ATTENTION = "gyre_packed"
+UNDERSTOOD = {"lines", "scaling", "dropout", "is_causal"}
+"""Options that the packed attention honours; `IGNORED` say nothing about what a token sees."""
+IGNORED = {
+    "cache",
+    "cache_position",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_embeddings",
+    "position_ids",
+    "return_dict",
+    "use_cache",
+}
 MASKED_TOKENS = 512
 """Queries of a branch that share one call: what a mask holds, and what it wastes, is bounded."""
 
@@ -59,13 +72,17 @@ class Lines:
 
 
 def packed_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention along each token's line. query [1, heads, T, dim], key and value
     [1, kv heads, T, dim]; returns [1, T, heads, dim]. The option `lines` covers all T tokens in
-    order. Raises BoundaryError for a layer with a sliding window."""
-    if options.get("sliding_window") is not None:
-        raise BoundaryError("trainer", "sliding-window attention cannot be packed", retryable=False)
+    order. Raises BoundaryError for a layer that asks for more: a window, a bias, a soft cap."""
+    _refuse_more(attention_mask, options)
     lines: Lines = options["lines"]
     queries, keys, values = (lines.split(states) for states in (query, key, value))
     outputs: list[Tensor] = []
@@ -77,6 +94,23 @@ def packed_attention(
         else:
             outputs += _masked(*attended, lines, options.get("scaling"))
     return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+def _refuse_more(attention_mask: Tensor | None, options: Mapping[str, Any]) -> None:
+    more = [n for n, value in options.items() if value is not None and value is not False]
+    more = sorted(set(more) - UNDERSTOOD - IGNORED)
+    if options.get("is_causal") is False:
+        more.append("is_causal=False")
+    if attention_mask is not None:
+        more.append("attention_mask")
+    if options.get("dropout"):
+        more.append("dropout")
+    if more:
+        raise _unpackable(more[0])
+
+
+def _unpackable(what: str) -> BoundaryError:
+    return BoundaryError("trainer", f"attention with {what} cannot be packed", retryable=False)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
@@ -150,8 +184,10 @@ def predecessors(segments: Sequence[Segment], targets: Tensor) -> Tensor:
     return before[targets]
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Segments take the place of a mask."""
+def _no_mask(*_: Any, local_size: int | None = None, **__: Any) -> None:
+    """Segments take the place of a mask, but not of a window."""
+    if local_size is not None:
+        raise _unpackable("sliding_window")
 
 
 def register_attention() -> None:

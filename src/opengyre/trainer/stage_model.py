@@ -62,7 +62,8 @@ class StageModel(Protocol):
 class TrainingRole:
     """Takes `module` for training and gives it back as it was.
 
-    `attention` is the implementation that holds meanwhile (None: the module's own).
+    `attention` is the implementation that holds meanwhile (None: the module's own). The module's
+    own is the one it has now: parts of one module may enter and leave in any order.
     """
 
     def __init__(self, module: nn.Module, config: Any, *, attention: str | None) -> None:
@@ -71,7 +72,7 @@ class TrainingRole:
         self._attention = attention
         self._is_training: dict[nn.Module, bool] | None = None
         self._is_trainable: dict[nn.Parameter, bool] = {}
-        self._attention_before: str = config._attn_implementation
+        self._own_attention: str = config._attn_implementation
 
     def enter(self) -> None:
         if self._is_training is not None:
@@ -79,7 +80,6 @@ class TrainingRole:
         register_attention()
         self._is_training = {one: one.training for one in self._module.modules()}
         self._is_trainable = {one: one.requires_grad for one in self._module.parameters()}
-        self._attention_before = self._config._attn_implementation
         if self._attention is not None:
             self._config._attn_implementation = self._attention
         self._module.eval()
@@ -90,7 +90,8 @@ class TrainingRole:
         before, self._is_training = self._is_training, None
         if before is None:
             return
-        self._config._attn_implementation = self._attention_before
+        if self._attention is not None:
+            self._config._attn_implementation = self._own_attention
         for module, is_training in before.items():
             module.training = is_training
         for parameter, is_trainable in self._is_trainable.items():

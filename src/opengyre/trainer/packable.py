@@ -1,0 +1,170 @@
+"""Whether a model can be trained at all, and whether its lines may share a row.
+
+Owns: the test, on the model itself. Must not know training. Invariant: a model is packed only if
+lines in one row are computed as if each were alone.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opengyre.seams.cells import Segment, TrainedPath
+from opengyre.seams.errors import BoundaryError, ConfigError
+from opengyre.trainer.lines_alone import can_keep_logits, logprobs_alone
+from opengyre.trainer.packed_model import ATTENTION, trained_logprobs
+from opengyre.trainer.stage_model import TrainingRole
+
+FIXED_ROPES = {"default", "linear", "llama3", "yarn"}
+"""Rotary angles that depend on the position alone, not on how long the row is."""
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    BoundaryError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What foreign modelling code raises when it is given what it does not know."""
+TOLERANCE = 1e-4
+
+NUM_PROBED = 10
+SEGMENTS = [
+    Segment(start=0, end=3),
+    Segment(start=3, end=7),
+    Segment(start=7, end=NUM_PROBED, ancestors=[(3, 5)]),
+]
+"""A line, another one, and a branch that leaves the second after two tokens."""
+DEPTHS = [0, 1, 2, 0, 1, 2, 3, 2, 3, 4]
+UNSEEN = [0, 1, 2, 5, 6]
+"""Tokens that the branch must not see."""
+
+
+def refuse_untrainable(module: Any) -> None:
+    """Raises ConfigError, one line, if no gradient of logprobs reaches the first weights."""
+    role = TrainingRole(module, module.config, attention=None)
+    role.enter()
+    try:
+        weight = module.get_input_embeddings().weight
+        torch.autograd.grad(_alone(module, _token_ids(module)).sum(), [weight])
+    except FAILURES as error:
+        raise ConfigError(
+            f"a model of type {module.config.model_type!r} cannot be trained ({_words(error)}); "
+            "choose a causal language model whose forward takes input_ids and returns logits"
+        ) from error
+    finally:
+        role.leave()
+
+
+def why_not_packed(module: Any) -> str:
+    """Why each line has to be computed by itself, "" if lines may share a row."""
+    reason = _told_reason(module)
+    if reason:
+        return reason
+    token_ids = _token_ids(module)
+    with torch.no_grad():
+        alone = _in_role(module, None, token_ids)
+        try:
+            packed = _in_role(module, ATTENTION, token_ids)
+            others = token_ids.clone()
+            others[UNSEEN] = others[UNSEEN].flip(0)
+            changed = _in_role(module, ATTENTION, others)
+        except FAILURES as error:
+            return _words(error)
+    if not torch.allclose(packed, alone, rtol=TOLERANCE, atol=TOLERANCE):
+        return "lines in one row differ from lines alone"
+    num_branch = SEGMENTS[-1].end - SEGMENTS[-1].start
+    if not torch.equal(packed[-num_branch:], changed[-num_branch:]):
+        return "a token sees other lines than its own"
+    return ""
+
+
+def has_window(config: Any) -> bool:
+    """Whether a layer sees less than its whole line, or is no attention."""
+    if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+        return True
+    is_used = getattr(config, "use_sliding_window", True) is not False
+    return is_used and getattr(config, "sliding_window", None) is not None
+
+
+def odd_ropes(config: Any) -> list[str]:
+    """Types of its rotary embeddings that do not depend on the position alone."""
+    told = getattr(config, "rope_parameters", None) or {}
+    each = [one for one in told.values() if isinstance(one, dict)] or [told]
+    return sorted({str(one.get("rope_type", "default")) for one in each} - FIXED_ROPES)
+
+
+def _told_reason(module: Any) -> str:
+    """What the model's class and its config say."""
+    if not getattr(module, "_supports_attention_backend", False):
+        return "its attention cannot be replaced"
+    if not {"position_ids", "logits_to_keep"} <= set(inspect.signature(module.forward).parameters):
+        return "its forward takes no position_ids or no logits_to_keep"
+    if has_window(module.config):
+        return "its attention has a window"
+    if ropes := odd_ropes(module.config):
+        return f"its rotary embedding is of type {ropes[0]!r}"
+    return ""
+
+
+def _in_role(module: nn.Module, attention: str | None, token_ids: Tensor) -> Tensor:
+    """Logprobs of the lines' tokens, all but the first of each."""
+    role = TrainingRole(module, module.config, attention=attention)
+    role.enter()
+    try:
+        return _alone(module, token_ids) if attention is None else _packed(module, token_ids)
+    finally:
+        role.leave()
+
+
+def _alone(module: nn.Module, token_ids: Tensor) -> Tensor:
+    paths = [
+        TrainedPath(
+            execution="",
+            group="",
+            turn="",
+            pieces=[*one.ancestors, (one.start, one.end)],
+            trained=[(one.start + (not one.ancestors), one.end)],
+            advantage=0.0,
+            num_path_tokens=one.end - one.start,
+            num_execution_tokens=NUM_PROBED,
+        )
+        for one in SEGMENTS
+    ]
+    return logprobs_alone(
+        module,
+        token_ids=token_ids,
+        paths=paths,
+        targets=_targets(token_ids.device),
+        temperature=1.0,
+        keeps_logits=can_keep_logits(module),
+    )
+
+
+def _packed(module: nn.Module, token_ids: Tensor) -> Tensor:
+    return trained_logprobs(
+        module,
+        token_ids=token_ids,
+        position_ids=torch.tensor(DEPTHS, device=token_ids.device),
+        segments=SEGMENTS,
+        targets=_targets(token_ids.device),
+        temperature=1.0,
+    )
+
+
+def _token_ids(module: Any) -> Tensor:
+    """Different ones, if the vocabulary allows."""
+    weight: Tensor = module.get_input_embeddings().weight
+    return torch.arange(1, NUM_PROBED + 1, device=weight.device) % weight.shape[0]
+
+
+def _targets(device: torch.device) -> Tensor:
+    return torch.tensor(DEPTHS, device=device).nonzero()[:, 0]
+
+
+def _words(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
