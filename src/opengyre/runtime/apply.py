@@ -24,6 +24,7 @@ from opengyre.runtime.book import Book
 from opengyre.runtime.executions import Executions
 from opengyre.runtime.gateways import Gateways
 from opengyre.runtime.inbox import Inbox
+from opengyre.runtime.loading import until_loaded
 from opengyre.runtime.processes import Processes
 from opengyre.runtime.steps import CORE, Steps
 from opengyre.seams.errors import BoundaryError
@@ -178,15 +179,12 @@ class Applier:
         call, gateways, engine = self._parts.processes.call, self._parts.gateways, command.engine
         if self._due[engine] > command.version:
             return
-        snapshot = self._parts.steps.published(command.version)
         started_s = self._parts.now_s()
         await gateways.shut_door(engine)
         frozen: m.Frozen = await call(engine, m.FreezeAll())
-        loaded = await call(
-            engine,
-            m.LoadVersion(version=command.version, snapshot=snapshot),
-            timeout_s=LOAD_TIMEOUT_S,
-        )
+        loaded = await self._load_published(engine, command.version)
+        if loaded is None:
+            return
         await call(engine, m.AdmitRequests())
         held_s = self._parts.now_s() - started_s
         if self._due[engine] == command.version:
@@ -200,6 +198,18 @@ class Applier:
                 num_continued=frozen.num_requests,
             )
         )
+
+    async def _load_published(self, engine: str, version: int) -> m.Loaded | None:
+        """None where a newer version became due."""
+
+        async def load() -> m.Loaded:
+            message = m.LoadVersion(version=version, snapshot=self._parts.steps.published(version))
+            loaded: m.Loaded = await self._parts.processes.call(
+                engine, message, timeout_s=LOAD_TIMEOUT_S
+            )
+            return loaded
+
+        return await until_loaded(load, is_due=lambda: self._due[engine] == version)
 
     async def _apply_to_cell(self, command: c.EnterTraining | c.LeaveTraining) -> None:
         call, cell = self._parts.processes.call, command.cell
