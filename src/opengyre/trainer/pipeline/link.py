@@ -58,6 +58,7 @@ class Link:
         self._down: deque[_Sent] = deque()
         self._up: deque[_Sent] = deque()
         self._awaited: deque[_Awaited] = deque()
+        self._next_header: tuple[Tensor, Any] | None = None
 
     @property
     def num_held(self) -> int:
@@ -107,15 +108,23 @@ class Link:
 
     def await_rest(self) -> None:
         """Blocks until the next stage is at rest; then it has received all."""
-        header = self._receive_header(self._stage + 1)
+        fields, work = self._post_header(self._stage + 1)
+        with self._boundary(self._stage + 1):
+            work.wait(PATIENCE)
+        header = h.decode(fields)
         if header.command is not Command.AT_REST:
             words = f"stage {self._stage} did not expect {header.command.name}"
             raise BoundaryError("pipeline", words, retryable=False)
         self._release(self._down, header.finished + 1)
 
     def receive_header(self) -> Header:
-        """Blocks until the stage before says something."""
-        header = self._receive_header(self._stage - 1)
+        """Blocks until the stage before says something. The next header is posted at once, so that
+        gloo need not ask for it first."""
+        fields, work = self._next_header or self._post_header(self._stage - 1)
+        with self._boundary(self._stage - 1):
+            work.wait(PATIENCE)
+        self._next_header = self._post_header(self._stage - 1)
+        header = h.decode(fields)
         self._release(self._up, header.finished)
         return header
 
@@ -153,6 +162,7 @@ class Link:
     def close(self) -> None:
         """The neighbours see us gone. gloo keeps connections while anything of a group is held."""
         groups, self._open_groups = self._open_groups, None
+        self._next_header = None
         for held in (self._down, self._up, self._awaited):
             held.clear()
         if groups is not None:
@@ -180,11 +190,10 @@ class Link:
             work = self._groups.up.recv([gradient], after, _GRADIENT)
         self._awaited.append(_Awaited(told_work, told, work, gradient))
 
-    def _receive_header(self, peer: int) -> Header:
+    def _post_header(self, peer: int) -> tuple[Tensor, Any]:
         fields = torch.empty(h.NUM_FIELDS, dtype=torch.int64)
         with self._boundary(peer):
-            self._groups.headers.recv([fields], peer, _HEADER).wait(PATIENCE)
-        return h.decode(fields)
+            return fields, self._groups.headers.recv([fields], peer, _HEADER)
 
     def _release(self, held: deque[_Sent], finished: int) -> None:
         while held and held[0].until <= finished:
