@@ -118,21 +118,19 @@ def _keeps_what_the_dead_did(real: Any) -> Any:
 
 def _ignores_a_death_in_the_reduce(real: Any) -> Any:
     async def _reduced(self: Any, opened: Any) -> Any:
-        while not opened.stream.is_drained:
-            await self._wait_for_change(self._now_s() + 1.0)
-            self._check(opened)
-        counts = await self._reduce_once(opened)
+        await self._drained(opened)
+        reduced = await self._reduce_once(opened)
         opened.is_reduced = True
-        return counts
+        return reduced
 
     return _reduced
 
 
 def _returns_work_after_the_reduce(real: Any) -> Any:
     async def _reduced(self: Any, opened: Any) -> Any:
-        counts = await real(self, opened)
+        reduced = await real(self, opened)
         opened.is_reduced = False
-        return counts
+        return reduced
 
     return _reduced
 

@@ -18,7 +18,9 @@ from opengyre.engines.scripted import ScriptedConfig, ScriptedEngine
 from opengyre.runtime import messages as m
 from opengyre.runtime.parts import CellParts
 from opengyre.runtime.planes import open_planes, pull_all
-from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
+from opengyre.runtime.stages import StageProcesses
+from opengyre.seams.cells import MicroStep, Rendezvous, StepCounts, UpdateNorms
+from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Snapshot
 from opengyre.trainer.emulated import NAME, EmulatedCell, EmulatedSettings
 from opengyre.trainer.wire import micro_step
@@ -98,15 +100,16 @@ class WatchedEngine(ScriptedEngine):
 class WatchedCell(EmulatedCell):
     """Weights stand still while gradients add up; an update is the sum of its groups."""
 
-    def __init__(self, name: str, planes: Any, lineage: Lineage, wrong: Wrong) -> None:
+    def __init__(self, name: str, planes: Any, watch: Any) -> None:
         super().__init__(
             weights=planes.weights,
             gradients=planes.gradients,
             settings=EmulatedSettings(num_weights=NUM_WEIGHTS),
         )
         self._name = name
-        self._lineage = lineage
-        self._wrong = wrong
+        self._watch = watch
+        self._lineage: Lineage = watch.lineage
+        self._wrong: Wrong = watch.wrong
         self._opened: tuple[int, int] | None = None
         self.last_update: Any = None
 
@@ -121,6 +124,23 @@ class WatchedCell(EmulatedCell):
         if now != self._opened:
             self._wrong(f"P7: {self._name} trains on {now}, it opened {self._opened}")
         return super().run(micro_step)
+
+    def reduce_together(
+        self, step: int, rendezvous: Rendezvous, others: Sequence[StepCounts]
+    ) -> StepCounts:
+        """As a group of processes does: all members are there, or every one fails."""
+        self._ledger.check_open(step)
+        total = self._ledger.total_with(others)
+        members = [
+            self._watch.member_of_group(one) for one in rendezvous.name.partition("/")[0].split("+")
+        ]
+        if rendezvous.name in self._watch.failed_groups or None in members:
+            self._watch.failed_groups.add(rendezvous.name)
+            raise BoundaryError("reduce", f"{rendezvous.name} lost a member", retryable=True)
+        if rendezvous.rank == 0:
+            self._reduced[:] = sum(one._sums for one in members)
+            self._ledger.reduced = total
+        return total
 
     def update(self, version: int) -> UpdateNorms:
         before = self.parameters()[NAME]
@@ -164,7 +184,7 @@ async def build_cell(
         watch.engines[setup.engine] = engine
         backend = None
         if setup.cell is not None:
-            backend = WatchedCell(setup.engine, planes, watch.lineage, watch.wrong)
+            backend = WatchedCell(setup.engine, planes, watch)
             watch.cells[setup.engine] = backend
         async with EngineServer(engine, setup.link_address) as link:
             link.close_door()
@@ -174,4 +194,6 @@ async def build_cell(
                 compute=compute,
                 link=link,
                 pull=partial(pull_all, planes.weights),
+                stages=StageProcesses(channels=[], processes=[]),
+                store_address="the world" if watch.shape.may_group else "",
             )

@@ -17,8 +17,19 @@ from tests.sim.seeded_wire import MemoryTransport
 _TYPE = b"\xa4type"
 EVENTS = (
     *("ExposeWeights", "Exposed", "JoinStep", "Joined", "Claim", "Claimed", "Finished"),
-    *("ShareGradients", "Gradients", "ReduceStep", "Reduced", "UpdateStep", "Updated"),
-    *("SaveState", "DropStep", "FreezeAll", "Frozen", "AdmitRequests", "LoadVersion", "Loaded"),
+    *("Settle", "Settled", "ReduceTogether", "ShareGradients", "Gradients", "ReduceStep"),
+    *(
+        "Reduced",
+        "UpdateStep",
+        "Updated",
+        "SaveState",
+        "DropStep",
+        "FreezeAll",
+        "Frozen",
+        "AdmitRequests",
+        "LoadVersion",
+        "Loaded",
+    ),
     *("BeTrainer", "RoleTaken", "BeEngine", "ShutDoor", "OpenDoorAt", "SetRoutes"),
     *("ConnectEngine", "OpenSession", "CloseSession", "TurnTold", "HoldTold", "ContinuedTold"),
     *("Submit", "ChunksTold", "Cancel", "Abandon", "EngineGone", "RestoreState"),
@@ -26,8 +37,8 @@ EVENTS = (
 )
 TRAINING = (
     *("JoinStep", "Joined", "Claimed", "Claimed", "Finished", "Finished", "work:run", "work:run"),
-    *("ShareGradients", "Gradients", "Gradients", "ReduceStep", "ReduceStep", "Reduced", "Reduced"),
-    *("UpdateStep", "Updated"),
+    *("Settle", "Settled", "ReduceTogether", "ReduceTogether", "ReduceTogether", "Reduced"),
+    *("Reduced", "ShareGradients", "Gradients", "ReduceStep", "UpdateStep", "Updated"),
 )
 GATEWAY = (
     *("OpenSession", "CloseSession", "SessionClosed", "TurnTold", "HoldTold", "ContinuedTold"),

@@ -34,10 +34,12 @@ class Shape:
     oversample: float = 1.0
     filter_zero_variance: bool = False
     max_paths: int = 5
+    may_group: bool = False
 
     @classmethod
     def draw(cls, rng: Random, seed: int) -> "Shape":
-        """Every sixth world filters groups: none of the seeds that once broke is one."""
+        """Every sixth world filters groups: none of the seeds that once broke is one. In more than
+        half of all, cells reduce together."""
         shape = cls(
             num_cells=rng.choice([2, 2, 3]),
             slots_per_cell=rng.choice([2, 3, 4]),
@@ -49,6 +51,7 @@ class Shape:
             tokens_per_s=rng.choice([2.0, 5.0, 20.0]),
             micro_step_tokens=rng.choice([40, 40, 40, 8192]),
         )
+        shape = replace(shape, may_group=Random(f"groups/{seed}").random() < 0.6)
         if seed % 6 != 1:
             return shape
         oversample = Random(f"sieve/{seed}").choice([1.0, 1.5, 2.0])

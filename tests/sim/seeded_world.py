@@ -160,6 +160,7 @@ class SeededWorld:
         self.lineage = Lineage(self.wrong)
         self.engines: dict[str, WatchedEngine] = {}
         self.cells: dict[str, WatchedCell] = {}
+        self.failed_groups: set[str] = set()
         self._opening: dict[str, int] = {}
         self._overtaken: dict[str, tuple[float, int]] = {}
         self._sent: dict[str, deque[int | None]] = {}
@@ -194,6 +195,13 @@ class SeededWorld:
     def _was_killed(self, place: str, since_s: float) -> bool:
         """Was the gateway at `place` killed since then?"""
         return any(where == place and at_s >= since_s for where, at_s in self.fate.deaths)
+
+    def member_of_group(self, life: str) -> WatchedCell | None:
+        """The cell of "c1#2", if this life of it runs now."""
+        name, _, incarnation = life.partition("#")
+        child = self.loop.children[name]
+        is_running = not child.host.is_dead and not child.host.is_stopped
+        return self.cells[name] if is_running and child.incarnation == int(incarnation) else None
 
     def see_row(self, row: Row) -> None:
         self.checks.see(row)
@@ -397,9 +405,9 @@ class SeededWorld:
             if gateway.num_sessions:
                 found.append(f"{gateway.num_sessions} sessions are open at {name}")
         found += [f"the workspace of {one.name}" for one in (self.folder / "work").iterdir()]
-        killed = set(self.loop.killed)
+        killed = {one.partition("-")[0] for one in self.loop.killed}
         for plane in (self.folder / "planes").iterdir():
-            if "-".join(plane.name.split("-")[:2]) not in killed:
+            if plane.name.partition("-")[0] not in killed:
                 found.append(f"weights at {plane.name}")
         return found
 

@@ -13,13 +13,14 @@ import logging
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from opengyre.control.errors import InvariantError
 from opengyre.runtime import messages as m
 from opengyre.runtime.processes import Processes
-from opengyre.seams.cells import Rendezvous, StepCounts
+from opengyre.seams.cells import Rendezvous, StageTimes, StepCounts
 from opengyre.seams.errors import BoundaryError
 from opengyre.trainer.group_limits import ANSWER_S, GRACE_S, NUM_KEPT
 from opengyre.trainer.wire import add_counts
@@ -40,6 +41,18 @@ class Form(StrEnum):
     ALONE = "alone"
     GROUP = "group"
     STAR = "star"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced:
+    """What came together, and how: `seconds` since the stream ended, over all tries. `stages`: by
+    member, the times of its pipeline stages."""
+
+    counts: StepCounts
+    form: Form
+    stages: dict[str, list[StageTimes]]
+    num_tries: int = 1
+    seconds: float = 0.0
 
 
 class GroupNames:
@@ -77,18 +90,23 @@ class Reducer:
         """Each of `cells` stands still and says what its sums hold. Raises BoundaryError."""
         return await self._ask(dict.fromkeys(cells, m.Settle(step=step)), within_s=SETTLE_S)
 
-    async def reduce(
+    async def reduce(self, step: int, epoch: int, settled: Mapping[int, m.Settled]) -> Reduced:
+        """One try, with the members that settled. Raises BoundaryError; another try may follow."""
+        form, counts = await self._together(step, epoch, settled)
+        stages = {f"c{cell}": one.stages for cell, one in settled.items()}
+        return Reduced(counts=counts, form=form, stages=stages)
+
+    async def _together(
         self, step: int, epoch: int, settled: Mapping[int, m.Settled]
     ) -> tuple[Form, StepCounts]:
-        """One try, with the members that settled. Raises BoundaryError; another try may follow."""
-        lives = tuple(f"c{cell}#{self._processes.incarnation(f'c{cell}')}" for cell in settled)
-        store = self._processes.store_address("c0")
         if len(settled) == 1:
             return Form.ALONE, await self._pull(step, {})
+        lives = tuple(f"c{cell}#{self._processes.incarnation(f'c{cell}')}" for cell in settled)
+        store = self._processes.store_address("c0")
         if not self._may_group or not store or self._num_failed[lives] >= MAX_GROUP_FAILURES:
             return Form.STAR, await self._star(step, tuple(settled))
         name = self._names.name(lives)
-        others = {
+        messages = {
             cell: m.ReduceTogether(
                 step=step,
                 epoch=epoch,
@@ -98,7 +116,7 @@ class Reducer:
             for rank, cell in enumerate(settled)
         }
         try:
-            reduced = await self._ask(others, within_s=ANSWER_S, grace_s=GRACE_S)
+            reduced = await self._ask(messages, within_s=ANSWER_S, grace_s=GRACE_S)
         except BoundaryError:
             self._names.forget(lives)
             self._num_failed[lives] += 1

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from opengyre.control.facts import GroupAssigned, GroupReturned, MemberAdmitted, StepCommitted
 from opengyre.control.ids import GroupId
@@ -21,13 +21,13 @@ from opengyre.runtime.processes import Processes
 from opengyre.runtime.reduction import (
     MAX_GROUP_FAILURES,
     SHOWN_AFTER_S,
-    Form,
+    Reduced,
     Reducer,
     check_counts,
     total_of,
 )
-from opengyre.runtime.step_figures import StepFigures
-from opengyre.seams.cells import MicroStep, StageTimes, StepCounts, UpdateNorms
+from opengyre.runtime.step_figures import StepFigures, work_of
+from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Snapshot
 from opengyre.store.observations import (
@@ -61,17 +61,6 @@ class OpenedStep:
     joining: set[int] = field(default_factory=set)
     epoch: int = 0
     is_reduced: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reduced:
-    """How the sums of a step came together: `seconds` from the end of its stream on."""
-
-    counts: StepCounts
-    form: Form
-    num_tries: int
-    seconds: float
-    stages: dict[str, list[StageTimes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +228,7 @@ class Steps:
         """Cells that hold a claim longer than its lease: hung, to be fenced."""
         return () if self._open is None else self._open.stream.overdue(self._now_s())
 
-    async def _reduced(self, opened: OpenedStep) -> _Reduced:
+    async def _reduced(self, opened: OpenedStep) -> Reduced:
         """Every micro-step is done and every member's sums are with the core, each once."""
         tries, started_s = 0, 0.0
         failed: list[tuple[int, float]] = []
@@ -248,7 +237,7 @@ class Steps:
             tries, started_s = tries + 1, started_s or self._now_s()
             epoch = opened.epoch
             try:
-                form, counts, stages = await self._reduce_once(opened)
+                reduced = await self._reduce_once(opened)
             except BoundaryError as error:
                 log.warning("step %d: try %d to reduce failed: %s", opened.step, tries, error)
                 failed.append((epoch, self._now_s()))
@@ -259,12 +248,10 @@ class Steps:
                 continue
             self._check(opened)
             if opened.epoch == epoch:
-                check_counts(counts, opened.stream.done_counts(), opened.step)
+                check_counts(reduced.counts, opened.stream.done_counts(), opened.step)
                 opened.is_reduced = True
                 seconds = self._now_s() - started_s
-                return _Reduced(
-                    counts=counts, form=form, num_tries=tries, seconds=seconds, stages=stages
-                )
+                return replace(reduced, num_tries=tries, seconds=seconds)
 
     def _is_hopeless(self, failed: Sequence[tuple[int, float]]) -> bool:
         """Do the same members fail for long, the star included?"""
@@ -288,9 +275,7 @@ class Steps:
         if self._open is not opened:
             raise BoundaryError("steps", f"step {opened.step} was abandoned", retryable=False)
 
-    async def _reduce_once(
-        self, opened: OpenedStep
-    ) -> tuple[Form, StepCounts, dict[str, list[StageTimes]]]:
+    async def _reduce_once(self, opened: OpenedStep) -> Reduced:
         """One try: who settles is a member of it."""
         step, epoch = opened.step, opened.epoch
         settled = await self._reducer.settle(step, opened.stream.members)
@@ -298,8 +283,7 @@ class Steps:
         if opened.epoch != epoch:
             raise BoundaryError("steps", "a member was dropped meanwhile", retryable=True)
         check_counts(total_of(settled.values()), opened.stream.done_counts(), step)
-        form, counts = await self._reducer.reduce(step, epoch, settled)
-        return form, counts, {f"c{cell}": one.stages for cell, one in settled.items()}
+        return await self._reducer.reduce(step, epoch, settled)
 
     async def _update(self, opened: OpenedStep, counts: StepCounts) -> UpdateNorms:
         if counts.num_tokens == 0:
@@ -312,7 +296,7 @@ class Steps:
         return norms
 
     def _report(
-        self, opened: OpenedStep, reduced: _Reduced, norms: UpdateNorms, version: int
+        self, opened: OpenedStep, reduced: Reduced, norms: UpdateNorms, version: int
     ) -> None:
         counts, groups = reduced.counts, opened.stream.assigned
         figures = self._parts.figures(groups, norms.is_applied)
@@ -345,6 +329,7 @@ class Steps:
                 num_reduce_tries=reduced.num_tries,
                 reduce_s=reduced.seconds,
                 stages=reduced.stages,
+                cells=work_of(opened.stream),
                 opened_s=opened.opened_s,
                 closed_s=self._now_s(),
             )
