@@ -214,7 +214,7 @@ class Run:
             lease_s=CLAIM_LEASE_S,
             max_groups=config.schedule.groups_per_step,
             lookahead_groups=config.training.lookahead_groups,
-            claims_per_cell=config.topology.stages_per_cell + 1,
+            parts_per_cell=config.topology.stages_per_cell + 1,
         )
 
         def make_stream(step: int, version: int) -> StepStream:

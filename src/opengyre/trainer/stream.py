@@ -8,9 +8,11 @@ stream again.
 
 Order. Groups are reached as they are offered (rule 5). Near the end, when all that the step may
 still take is known and prepared, what is left of all groups is claimed largest first, in
-micro-steps of a K (P + 1)th of what is left, so that the K cells finish together. As long as
-micro-steps hold one bundle each this is Graham's LPT: at most 4/3 - 1/3K times the shortest time.
-In any case no cell is later than (the mean load) + (1 - 1/K) max(largest bundle, finest budget).
+micro-steps of a K (P + 1)th of what is left, so that the K cells finish together. For cells that
+claim when they are free: as long as micro-steps hold one bundle each this is Graham's LPT, at most
+4/3 - 1/3K times the shortest time; and whatever they hold, a micro-step that was claimed near the
+end is done no later than (mean load) + (1 - 1/K) max(largest bundle left, finest budget). A cell
+that holds P + 1 of them may be later by what it holds.
 """
 
 from collections import deque
@@ -35,14 +37,15 @@ LookAhead = Callable[[Sequence[str], Container[str]], None]
 class StreamSettings:
     """`max_groups` is B. A cell that finishes none of its claims for `lease_s` is overdue.
 
-    Near the end are the last `lookahead_groups`; each cell holds up to `claims_per_cell` (P + 1).
+    Near the end are the last `lookahead_groups`; what is left then is cut into `parts_per_cell` for
+    each cell (P + 1: what a pipeline of P stages holds, with one micro-step ahead).
     """
 
     budget_tokens: int
     lease_s: float
     max_groups: int
     lookahead_groups: int = 2
-    claims_per_cell: int = 2
+    parts_per_cell: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,14 +290,14 @@ class StepStream:
         if left is None:
             return settings.budget_tokens
         num_tokens = sum(bundle.cost_tokens for bundle in left)
-        part = num_tokens // (len(self._state.members) * settings.claims_per_cell)
+        part = num_tokens // (len(self._state.members) * settings.parts_per_cell)
         return min(settings.budget_tokens, max(settings.budget_tokens // FINEST, part, 1))
 
     def _fill_at_end(self, filling: Filling, left: list[Bundle]) -> tuple[str, ...]:
         """The largest of all that is `left` first. Groups without a bundle are reached as well."""
         state = self._state
         untouched = {bundle.group for bundle in left}
-        filling.take_from(left)
+        filling.take_first(left)
         untouched -= {bundle.group for bundle in filling.bundles}
         num_places = self._settings.max_groups - len(state.assigned)
         newly = [one for one in islice(state.offered, num_places) if one not in untouched]

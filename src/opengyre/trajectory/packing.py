@@ -39,6 +39,15 @@ class Filling:
                 left.append(bundle)
         waiting[:] = left
 
+    def take_first(self, waiting: list[Bundle]) -> None:
+        """Move the beginning of `waiting` that fits, and leave smaller ones behind it alone."""
+        num_taken = 0
+        while num_taken < len(waiting) and self.has_room_for(waiting[num_taken]):
+            self.bundles.append(waiting[num_taken])
+            self.num_tokens += waiting[num_taken].cost_tokens
+            num_taken += 1
+        del waiting[:num_taken]
+
 
 def sort_for_packing(waiting: list[Bundle]) -> None:
     """Falling cost; equal ones keep their order."""
