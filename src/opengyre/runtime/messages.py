@@ -109,7 +109,10 @@ class RoleTaken(Message, frozen=True, kw_only=True):
 
 
 class ExposeWeights(Message, frozen=True, kw_only=True):
+    """What was exposed before stays if it is one of the `pinned` versions."""
+
     version: int
+    pinned: list[int] = []
 
 
 class Exposed(Message, frozen=True, kw_only=True):

@@ -37,7 +37,9 @@ from opengyre.store.observations import (
     MicroStepReturned,
     StepReport,
 )
+from opengyre.trainer.group_limits import GroupLimits
 from opengyre.trainer.stream import StepStream
+from opengyre.transport.weights import gone
 
 CLAIM_POLL_S = 1.0
 CORE = "c0"
@@ -77,6 +79,7 @@ class StepParts:
     budget_tokens: int
     may_group: bool
     now_s: Callable[[], float]
+    limits: GroupLimits = GroupLimits()
 
 
 class Steps:
@@ -88,17 +91,23 @@ class Steps:
         self._inbox = parts.inbox
         self._observe = parts.observe
         self._now_s = parts.now_s
-        self._reducer = Reducer(parts.processes, may_group=parts.may_group, now_s=parts.now_s)
-        self._open: OpenedStep | None = None
+        self._reducer = Reducer(
+            parts.processes,
+            may_group=parts.may_group,
+            now_s=parts.now_s,
+            limits=parts.limits,
+        )
         self._changed = asyncio.Event()
         self._snapshots: dict[int, Snapshot] = {}
         self._published: dict[int, Snapshot] = {}
         self.num_tokens_trained = 0
 
     async def expose(self, version: int) -> Snapshot:
-        """The core's weights of `version`, exposed once and kept until the next version."""
+        """The core's weights of `version`, exposed once. They are kept until the next version is,
+        those that are published until a newer version is and one more is exposed."""
         if version not in self._snapshots:
-            exposed = await self._processes.call(CORE, m.ExposeWeights(version=version))
+            message = m.ExposeWeights(version=version, pinned=sorted(self._published))
+            exposed = await self._processes.call(CORE, message)
             self._snapshots = {version: exposed.snapshot}
         return self._snapshots[version]
 
@@ -115,8 +124,9 @@ class Steps:
         self._published = {version: await self.expose(version)}
 
     def published(self, version: int) -> Snapshot:
+        """Raises BoundaryError for another version than the last one."""
         if version not in self._published:
-            raise BoundaryError("steps", f"version {version} is not published", retryable=False)
+            raise gone(f"version {version} is not published")
         return self._published[version]
 
     @property
