@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
 from opengyre.seams.cells import MicroStep
-from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
+from opengyre.trainer.embedded import EmbeddedCell, whole_cell
 from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.optimizer import AdamWSettings
 from opengyre.trainer.packed_model import ATTENTION, register_attention
+from opengyre.trainer.stage import StageSettings
 from opengyre.transport.weights_shm import SharedMemoryPlane
 
 
@@ -40,12 +41,12 @@ def small_model(vocabulary: int) -> nn.Module:
 @contextmanager
 def training_cell(model: nn.Module) -> Iterator[EmbeddedCell]:
     torch.set_num_threads(1)
-    settings = EmbeddedSettings(
+    settings = StageSettings(
         loss=StreamedLoss(), optimizer=AdamWSettings(learning_rate=1e-6), temperature=1.0
     )
     with tempfile.TemporaryDirectory() as folder:
         planes = [SharedMemoryPlane(Path(folder), slot=slot) for slot in "wg"]
-        cell = EmbeddedCell(model, weights=planes[0], gradients=planes[1], settings=settings)
+        cell = whole_cell(model, weights=planes[0], gradients=planes[1], settings=settings)
         cell.enter_training()
         yield cell
         cell.leave_training()

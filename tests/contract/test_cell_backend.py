@@ -1,5 +1,7 @@
 """One suite for every cell backend, over a real weight plane."""
 
+import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,14 +11,16 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from opengyre.control.errors import InvariantError
-from opengyre.seams.cells import CellBackend, MicroStep, Segment, TrainedPath
+from opengyre.seams.cells import CellBackend, MicroStep, Segment, StepCounts, TrainedPath
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import WeightPlane
-from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
 from opengyre.trainer.emulated import EmulatedCell, EmulatedSettings
 from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.optimizer import AdamWSettings
+from opengyre.trainer.stage import StageSettings
+from opengyre.trainer.wire import add_counts
 from opengyre.transport.weights_shm import SharedMemoryPlane
+from tests.stage_threads import staged_cell
 
 VOCABULARY = 32
 MakeCell = Callable[[], CellBackend]
@@ -27,7 +31,7 @@ def _tiny_model() -> torch.nn.Module:
     config = Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=16,
-        num_hidden_layers=2,
+        num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=4,
@@ -37,32 +41,44 @@ def _tiny_model() -> torch.nn.Module:
     return Qwen3ForCausalLM(config)
 
 
-def _cell(kind: str, weights: WeightPlane, gradients: WeightPlane) -> CellBackend:
-    if kind == "emulated":
-        settings = EmulatedSettings(num_weights=16)
-        return EmulatedCell(weights=weights, gradients=gradients, settings=settings)
-    return EmbeddedCell(
-        _tiny_model(),
-        weights=weights,
-        gradients=gradients,
-        settings=EmbeddedSettings(loss=StreamedLoss(), optimizer=AdamWSettings(learning_rate=1e-2)),
-    )
-
-
-@pytest.fixture(params=["emulated", "embedded"])
+@pytest.fixture(params=["emulated", "one stage", "two stages", "three stages"])
 def make_cell(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeCell]:
     torch.set_num_threads(1)
-    planes: list[SharedMemoryPlane] = []
+    with contextlib.ExitStack() as stack:
+        numbers = itertools.count()
 
-    def make() -> CellBackend:
-        number = len(planes)
-        planes.append(SharedMemoryPlane(tmp_path, slot=f"w{number}"))
-        planes.append(SharedMemoryPlane(tmp_path, slot=f"g{number}"))
-        return _cell(request.param, planes[-2], planes[-1])
+        def make_plane(name: str) -> WeightPlane:
+            plane = SharedMemoryPlane(tmp_path, slot=f"{name}-{next(numbers)}")
+            stack.callback(plane.close)
+            return plane
 
-    yield make
-    for plane in planes:
-        plane.close()
+        def make() -> CellBackend:
+            if request.param == "emulated":
+                return EmulatedCell(
+                    weights=make_plane("w"),
+                    gradients=make_plane("g"),
+                    settings=EmulatedSettings(num_weights=16),
+                )
+            return stack.enter_context(
+                staged_cell(
+                    _tiny_model(),
+                    num_stages=["one stage", "two stages", "three stages"].index(request.param) + 1,
+                    settings=StageSettings(
+                        loss=StreamedLoss(), optimizer=AdamWSettings(learning_rate=1e-2)
+                    ),
+                    make_plane=make_plane,
+                )
+            )
+
+        yield make
+
+
+def _ran(cell: CellBackend, micro_step: MicroStep) -> StepCounts:
+    """Run to its end."""
+    total = cell.run(micro_step)
+    while (more := cell.finish_one()).micro_steps:
+        total = add_counts(total, more)
+    return total
 
 
 def _micro_step(number: int, *, step: int = 0, version: int = 0, length: int = 9) -> MicroStep:
@@ -145,7 +161,7 @@ def _trained_alone(make_cell: MakeCell, numbers: list[int]) -> CellBackend:
 def test_a_step_changes_the_weights_and_reports_what_it_counted(make_cell: MakeCell) -> None:
     cell = _opened(make_cell)
     before = cell.parameters()
-    added = cell.run(_micro_step(0))
+    added = _ran(cell, _micro_step(0))
     assert (added.num_executions, added.num_tokens, added.micro_steps) == (2.0, 7, [0])
     cell.run(_micro_step(1))
     counts = cell.reduce([])
@@ -173,7 +189,7 @@ def test_a_satellite_that_joins_has_the_cores_weights_and_version(make_cell: Mak
     satellite.enter_training()
     assert satellite.open_step(1, 1, core.expose_weights(1)) == 1
     assert _equal(core, satellite)
-    assert satellite.run(_micro_step(0, step=1, version=1)).num_tokens == 7
+    assert _ran(satellite, _micro_step(0, step=1, version=1)).num_tokens == 7
 
 
 def test_a_reduce_can_be_repeated_with_other_members(make_cell: MakeCell) -> None:

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from opengyre.seams.cells import MicroStep, Segment, TrainedPath
-from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
+from opengyre.trainer.embedded import EmbeddedCell, whole_cell
 from opengyre.trainer.loss import Averaging, StreamedLoss
 from opengyre.trainer.objectives.catalog import OBJECTIVES
 from opengyre.trainer.objectives.signature import ObjectiveSettings
 from opengyre.trainer.optimizer import AdamWSettings
+from opengyre.trainer.stage import StageSettings
 from opengyre.transport.weights_shm import SharedMemoryPlane
 from tests.float64_models import in_float64
 
@@ -111,13 +112,13 @@ def _micro_step(number: int, paths: Sequence[_Path], *, step: int, version: int)
 class _Rig:
     def __init__(self, folder: Path, loss: StreamedLoss) -> None:
         self._folder = folder
-        self._settings = EmbeddedSettings(loss=loss, optimizer=OPTIMIZER)
+        self._settings = StageSettings(loss=loss, optimizer=OPTIMIZER)
         self.planes: list[SharedMemoryPlane] = []
 
     def cell(self, module: nn.Module | None = None) -> EmbeddedCell:
         number = len(self.planes)
         self.planes += [SharedMemoryPlane(self._folder, slot=f"{kind}{number}") for kind in "wg"]
-        return EmbeddedCell(
+        return whole_cell(
             module or _model(),
             weights=self.planes[-2],
             gradients=self.planes[-1],

@@ -13,10 +13,11 @@ from opengyre.engines.compute import ComputeThread
 from opengyre.engines.torch_engine.engine import TorchEngine, TorchEngineConfig
 from opengyre.seams.cells import MicroStep, Segment, TrainedPath
 from opengyre.seams.engine import GenerateRequest
-from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
+from opengyre.trainer.embedded import EmbeddedCell, whole_cell
 from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.objectives.signature import ObjectiveSettings
 from opengyre.trainer.optimizer import AdamWSettings
+from opengyre.trainer.stage import StageSettings
 from opengyre.transport.weights_shm import SharedMemoryPlane
 
 VOCABULARY = 48
@@ -113,10 +114,10 @@ def test_sampler_and_trainer_agree_on_one_module_through_role_changes(
     module, compute = _model(), ComputeThread()
     planes = [SharedMemoryPlane(tmp_path, slot=slot) for slot in "wg"]
     tight = StreamedLoss(settings=ObjectiveSettings(clip_low=1 - 1e-4, clip_high=1 + 1e-4))
-    settings = EmbeddedSettings(
+    settings = StageSettings(
         loss=tight, optimizer=AdamWSettings(learning_rate=1e-2), temperature=temperature
     )
-    cell = EmbeddedCell(module, weights=planes[0], gradients=planes[1], settings=settings)
+    cell = whole_cell(module, weights=planes[0], gradients=planes[1], settings=settings)
     config = TorchEngineConfig(max_running=2, num_kv_slots=2, context_tokens=64, step_tokens=64)
     try:
         engine = TorchEngine(module, config, compute)

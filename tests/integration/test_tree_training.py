@@ -16,14 +16,17 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from opengyre.seams.cells import MicroStep, StepCounts
 from opengyre.trainer import packed_model
-from opengyre.trainer.embedded import SUMS, EmbeddedCell, EmbeddedSettings
+from opengyre.trainer.desk import sums_name
+from opengyre.trainer.embedded import whole_cell
 from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.objectives.signature import ObjectiveSettings, OldPolicy, Trained
 from opengyre.trainer.optimizer import AdamWSettings
+from opengyre.trainer.stage import StageSettings
 from opengyre.trainer.wire import add_counts, micro_step
 from opengyre.trajectory.bundles import Bundle, Layout, Row, bundles_of
 from opengyre.trajectory.packing import Filling, sort_for_packing
 from opengyre.trajectory.tree import Tree, line_ids
+from opengyre.transport.snapshots import pull_named
 from opengyre.transport.weights_shm import SharedMemoryPlane
 from tests.float64_models import in_float64
 from tests.random_trees import Grower, Start, random_selection, random_tree, rows_of
@@ -83,11 +86,11 @@ class Rig:
 
     def by_cell(self, micro_steps: Sequence[MicroStep]) -> tuple[np.ndarray, StepCounts]:
         planes = [SharedMemoryPlane(self.folder, slot=slot) for slot in "wg"]
-        cell = EmbeddedCell(
+        cell = whole_cell(
             self.model,
             weights=planes[0],
             gradients=planes[1],
-            settings=EmbeddedSettings(
+            settings=StageSettings(
                 loss=self.loss,
                 optimizer=AdamWSettings(learning_rate=1e-3),
                 temperature=TEMPERATURE,
@@ -99,7 +102,7 @@ class Rig:
         for one in micro_steps:
             counts = add_counts(counts, cell.run(one))
         gradient = np.empty(sum(p.numel() for p in self.model.parameters()))
-        planes[1].pull(cell.expose_gradients(0)[0], {SUMS: gradient})
+        pull_named(planes[1], cell.expose_gradients(0)[0], {sums_name(0): gradient})
         cell.leave_training()
         for plane in planes:
             plane.close()

@@ -21,11 +21,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from opengyre.seams.cells import CellBackend, StepCounts, UpdateNorms
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Snapshot
-from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
+from opengyre.trainer.embedded import whole_cell
 from opengyre.trainer.emulated import EmulatedCell, EmulatedSettings
 from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.objectives.signature import ObjectiveSettings
 from opengyre.trainer.optimizer import AdamWSettings
+from opengyre.trainer.stage import StageSettings
 from opengyre.trainer.stream import StepStream, StreamSettings
 from opengyre.trajectory.advantages import Baseline
 from opengyre.trajectory.bundles import Bundle, Layout, Row
@@ -43,7 +44,7 @@ NUM_STEPS = 2
 TEMPERATURE = 0.7
 OPTIMIZER = AdamWSettings(learning_rate=1e-2, warmup_updates=2, max_grad_norm=0.05)
 OBJECTIVE = ObjectiveSettings(clip_low=0.98, clip_high=1.02)
-SETTINGS = EmbeddedSettings(
+SETTINGS = StageSettings(
     loss=StreamedLoss(settings=OBJECTIVE), optimizer=OPTIMIZER, temperature=TEMPERATURE
 )
 Weights = dict[str, np.ndarray]
@@ -225,7 +226,7 @@ class _Run:
 
     def make_cell(self, name: str) -> CellBackend:
         weights, gradients = self.make_plane(f"{name}.w"), self.make_plane(f"{name}.g")
-        return EmbeddedCell(_model(), weights=weights, gradients=gradients, settings=SETTINGS)
+        return whole_cell(_model(), weights=weights, gradients=gradients, settings=SETTINGS)
 
     def make_plane(self, slot: str) -> SharedMemoryPlane:
         slot = f"{slot}.{len(self._planes)}"
@@ -407,11 +408,11 @@ def test_a_number_that_is_not_finite_never_reaches_the_weights(make_run: MakeRun
     snapshot, counts = run.satellites[1].expose_gradients(0)
     sums = np.zeros(snapshot.tensors[0].shape)
     sums[next(iter(before.values())).size + 3] = np.inf
-    bad = Snapshot(version=0, parts=[run.make_plane("poison").expose({"sums": sums}, 0)])
+    bad = Snapshot(version=0, parts=[run.make_plane("poison").expose({"sums.0": sums}, 0)])
     run.core.reduce([(bad, counts)])
     norms = run.core.update(1)
     assert not norms.is_applied
-    assert norms.reason == f"the gradient of {list(before)[1]} is not finite"
+    assert norms.reason == f"the sum of the gradients of {list(before)[1]} is not finite"
     assert all((array == before[name]).all() for name, array in run.core.parameters().items())
     assert run.step(0).is_applied
     assert stream.is_drained
@@ -421,7 +422,7 @@ def _satellite(channel: Connection, folder: str) -> None:
     """A satellite's process: pull the snapshot, run what arrives, expose; the parent kills it."""
     torch.set_num_threads(1)
     planes = [SharedMemoryPlane(Path(folder), slot=f"process.{kind}") for kind in "wg"]
-    cell = EmbeddedCell(_model(), weights=planes[0], gradients=planes[1], settings=SETTINGS)
+    cell = whole_cell(_model(), weights=planes[0], gradients=planes[1], settings=SETTINGS)
     while True:
         what, value = channel.recv()
         if what == "open":

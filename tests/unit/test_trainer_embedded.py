@@ -9,11 +9,13 @@ from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from opengyre.seams.errors import BoundaryError, ConfigError
-from opengyre.trainer.embedded import EmbeddedCell, EmbeddedSettings
+from opengyre.trainer.embedded import EmbeddedCell, whole_cell
 from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.optimizer import AdamWSettings
 from opengyre.trainer.packed_model import ATTENTION
 from opengyre.trainer.reference import Reference
+from opengyre.trainer.stage import StageSettings
+from opengyre.trainer.whole_model import WholeModel
 from opengyre.transport.weights_shm import SharedMemoryPlane
 
 
@@ -32,12 +34,12 @@ def _model() -> Qwen3ForCausalLM:
 
 
 def _cell(module: nn.Module, folder: Path, *, kl_coefficient: float = 0.0) -> EmbeddedCell:
-    settings = EmbeddedSettings(
+    settings = StageSettings(
         loss=StreamedLoss(kl_coefficient=kl_coefficient),
         optimizer=AdamWSettings(learning_rate=1e-3),
     )
     planes = [SharedMemoryPlane(folder, slot=slot) for slot in "wg"]
-    return EmbeddedCell(module, weights=planes[0], gradients=planes[1], settings=settings)
+    return whole_cell(module, weights=planes[0], gradients=planes[1], settings=settings)
 
 
 def _num_big_tensors(num_weights: int) -> int:
@@ -86,7 +88,7 @@ def test_initial_weights_are_copied_once_and_only_for_a_divergence(
 def test_a_reference_is_as_large_as_the_weights_tied_ones_once() -> None:
     module = _model()
     num_bytes = sum(parameter.nbytes for parameter in module.parameters())
-    assert Reference(module).num_bytes == num_bytes
+    assert Reference(WholeModel(module, temperature=1.0)).num_bytes == num_bytes
 
 
 def test_the_weights_keep_their_place_in_memory(tmp_path: Path) -> None:
@@ -131,9 +133,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_written(
 
 
 def test_a_greedy_temperature_is_refused(tmp_path: Path) -> None:
-    settings = EmbeddedSettings(
+    settings = StageSettings(
         loss=StreamedLoss(), optimizer=AdamWSettings(learning_rate=1e-3), temperature=0.0
     )
     plane = SharedMemoryPlane(tmp_path, slot="w")
     with pytest.raises(ConfigError, match=r"temperature 0\.0"):
-        EmbeddedCell(_model(), weights=plane, gradients=plane, settings=settings)
+        whole_cell(_model(), weights=plane, gradients=plane, settings=settings)

@@ -189,6 +189,11 @@ def _program_problems(config: RunConfig) -> list[str]:
             'topology.cell = "emulated": expected topology.engine = "scripted" beside it; '
             "emulated cells have no weights for an embedded engine to load"
         )
+    if topology.cell == "emulated" and topology.stages_per_cell > 1:
+        problems.append(
+            f"topology.stages_per_cell = {topology.stages_per_cell}: expected 1 with "
+            'topology.cell = "emulated", which has no layers to cut'
+        )
     if harness.overall_timeout_verdict == "graded" and harness.overall_timeout_s is None:
         problems.append(
             'harness.overall_timeout_verdict = "graded": expected harness.overall_timeout_s '

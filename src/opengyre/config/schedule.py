@@ -45,6 +45,14 @@ class TopologyConfig(Section):
         description="training side of a cell; emulated takes time and counts only",
     )
 
+    stages_per_cell: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="pipeline stages of a cell's training, each a process with its layers of the "
+        "model",
+    )
+
     @property
     def num_slots(self) -> int:
         return (

@@ -7,6 +7,7 @@ version it verified.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -15,13 +16,13 @@ from safetensors import SafetensorError
 
 from opengyre.runtime import messages as m
 from opengyre.runtime.child import Child, run_child
+from opengyre.runtime.claims import Claims, WorkInHand
 from opengyre.runtime.parts import CellParts, build_parts
 from opengyre.runtime.resident import resident_bytes
-from opengyre.seams.cells import CellBackend
+from opengyre.seams.cells import CellBackend, StepCounts
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Snapshot
 
-CLAIM_TIMEOUT_S = 30.0
 HEALTH_EVERY_S = 1.0
 
 
@@ -116,28 +117,43 @@ class CellProcess:
         return m.Joined(step=message.step, version=version, pull_s=self._now_s() - started_s)
 
     async def _claim_until_closed(self, step: int, backend: CellBackend) -> None:
-        """Claim, run, tell; the controller answers within a second even if there is nothing."""
+        """Claim, run, tell; the controller answers within a second even if there is nothing.
+
+        With several stages the next claim is asked for while one runs, so that the pipeline stays
+        full; while none comes, what is in flight runs to its end.
+        """
         peer, setup = self._child.peer, self._setup
         if peer is None or setup.cell is None:
             return
         claim = m.Claim(step=step, cell=setup.cell, incarnation=setup.incarnation)
-        while True:
-            claimed: m.Claimed = await peer.call(claim, timeout_s=CLAIM_TIMEOUT_S)
-            if claimed.is_closed:
-                return
-            micro_step = claimed.micro_step
-            if micro_step is None:
-                continue
-            started_s = self._now_s()
-            await self._parts.compute.run(backend.run, micro_step)
-            peer.notify(
+        work = WorkInHand(self._now_s)
+        with contextlib.closing(Claims(peer, claim, self._tasks)) as claims:
+            while True:
+                asked = claims.ask()
+                while work and not asked.done():
+                    self._tell(claim, work, await self._parts.compute.run(backend.finish_one))
+                claimed = await claims.take()
+                if claimed.is_closed:
+                    return
+                if claimed.micro_step is None:
+                    continue
+                if backend.num_stages > 1:
+                    claims.ask()
+                work.start(claimed.micro_step)
+                ended = await self._parts.compute.run(backend.run, claimed.micro_step)
+                self._tell(claim, work, ended)
+
+    def _tell(self, claim: m.Claim, work: WorkInHand, ended: StepCounts) -> None:
+        """The gradients of what `ended` are in this cell's sums."""
+        for micro_step, run_s in work.end(ended.micro_steps):
+            self._child.tell(
                 m.Finished(
-                    step=step,
+                    step=claim.step,
                     number=micro_step.number,
-                    cell=setup.cell,
-                    incarnation=setup.incarnation,
+                    cell=claim.cell,
+                    incarnation=claim.incarnation,
                     num_tokens=len(micro_step.token_ids),
-                    run_s=self._now_s() - started_s,
+                    run_s=run_s,
                 )
             )
 
@@ -196,7 +212,10 @@ async def main(address: str, child: Child, *, build: BuildParts = build_parts) -
         async with build(setup) as parts:
             cell = CellProcess(child, setup, parts, tasks)
             child.serve_with(cell.handle)
-            health = tasks.create_task(cell.watch_health())
+            health = [
+                tasks.create_task(cell.watch_health()),
+                tasks.create_task(parts.stages.watch()),
+            ]
             child.tell(
                 m.CellReady(
                     engine=setup.engine,
@@ -205,10 +224,12 @@ async def main(address: str, child: Child, *, build: BuildParts = build_parts) -
                     version=0,
                     checksum=0,
                     memory_bytes=resident_bytes(),
+                    store_address=parts.store_address,
                 )
             )
             await child.quit.wait()
-            health.cancel()
+            for one in health:
+                one.cancel()
         child.hang_up()
 
 

@@ -16,6 +16,7 @@ from opengyre.engines.compute import ComputeThread
 from opengyre.runtime.callables import load_callable
 from opengyre.runtime.messages import CellSetup
 from opengyre.runtime.planes import Array, Planes, open_planes, pull_all
+from opengyre.runtime.stages import StageProcesses, start_stages
 from opengyre.seams.cells import CellBackend
 from opengyre.seams.engine import Engine
 from opengyre.seams.weights import Snapshot
@@ -26,13 +27,16 @@ END_OF_TURN = "<|im_end|>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellParts:
-    """`pull` copies a snapshot out of a plane, verified. `backend` is None if it never trains."""
+    """`pull` copies a snapshot out of a plane, verified. `backend` is None if it never trains;
+    `store_address` is where the members of its prefix meet, "" if they do not."""
 
     engine: Engine
     backend: CellBackend | None
     compute: ComputeThread
     link: EngineServer
     pull: Callable[[Snapshot], Mapping[str, Array]]
+    stages: StageProcesses
+    store_address: str = ""
 
 
 @contextlib.asynccontextmanager
@@ -44,12 +48,20 @@ async def build_parts(setup: CellSetup) -> AsyncIterator[CellParts]:
         planes = stack.enter_context(
             open_planes(setup, steps_per_burst=config.schedule.steps_per_burst)
         )
+        num_others = 0 if setup.cell is None else config.topology.stages_per_cell - 1
+        stages = await stack.enter_async_context(start_stages(num_others))
         compute = ComputeThread()
         stack.callback(compute.close)
+        backend: CellBackend | None = None
+        store_address = ""
         if config.topology.engine == "embedded":
-            from opengyre.runtime.embedded import build_embedded
+            from opengyre.runtime.embedded import build_engine, build_training
 
-            engine, backend = await compute.run(build_embedded, config, setup, planes, compute)
+            engine, module = await compute.run(build_engine, config, compute)
+            if setup.cell is not None:
+                side = await compute.run(build_training, config, setup, module, planes, stages)
+                stack.callback(side.close)
+                backend, store_address = side.backend, side.store.address
         else:
             engine = scripted_engine(config, setup)
             backend = None if setup.cell is None else emulated_cell(config, planes)
@@ -61,6 +73,8 @@ async def build_parts(setup: CellSetup) -> AsyncIterator[CellParts]:
             compute=compute,
             link=link,
             pull=partial(pull_all, planes.weights),
+            stages=stages,
+            store_address=store_address,
         )
 
 

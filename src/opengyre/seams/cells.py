@@ -1,9 +1,9 @@
 """The training side of a cell, and the micro-step on the wire.
 
-Implementations of CellBackend: embedded torch (one pipeline stage), emulated (time only, exact
-integer gradients). Backends are synchronous: the cell process runs them in its compute thread.
-Invariants: weights are fixed while gradients accumulate; gradients are unnormalised sums plus
-counts; `update` alone divides.
+Implementations of CellBackend: embedded torch (any number of pipeline stages), emulated (time
+only, exact integer gradients). Backends are synchronous: the cell process runs them in its
+compute thread. Invariants: weights are fixed while gradients accumulate; gradients are
+unnormalised sums plus counts; `update` alone divides.
 """
 
 from typing import Any, Protocol
@@ -69,7 +69,8 @@ class MicroStep(msgspec.Struct, frozen=True, kw_only=True):
 
 class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Additive next to the gradient: executions are sums of T_j / T_e fractions, the divergence
-    from the reference is summed over tokens (0 without one)."""
+    from the reference is summed over tokens (0 without one). `odd`: what was not finite, in words
+    that name the weight and the group; such sums must not be applied."""
 
     num_executions: float = 0.0
     num_tokens: int = 0
@@ -77,6 +78,7 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
     num_clipped: int = 0
     divergence_sum: float = 0.0
     micro_steps: list[int] = []
+    odd: str = ""
 
 
 class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +113,11 @@ class UpdateNorms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellBackend(Protocol):
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages: so many micro-steps are in flight when it is full."""
+        ...
+
     def enter_training(self) -> None: ...
 
     def leave_training(self) -> None: ...
@@ -121,7 +128,12 @@ class CellBackend(Protocol):
         ...
 
     def run(self, micro_step: MicroStep) -> StepCounts:
-        """Forward and backward; gradients add to this cell's sums. Returns what it added."""
+        """Start it; one stage also ends it. Returns what ended meanwhile: gradients of these
+        `micro_steps` are in this cell's sums."""
+        ...
+
+    def finish_one(self) -> StepCounts:
+        """End the oldest that is in flight. Returns what ended: nothing when nothing was."""
         ...
 
     def drop_sums(self) -> None:

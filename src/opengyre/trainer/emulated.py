@@ -58,6 +58,10 @@ class EmulatedCell:
         self._ledger = StepLedger()
         self._num_updates = 0
 
+    @property
+    def num_stages(self) -> int:
+        return 1
+
     def enter_training(self) -> None:
         self._ledger.forget()
 
@@ -71,11 +75,12 @@ class EmulatedCell:
         return verified
 
     def run(self, micro_step: MicroStep) -> StepCounts:
-        self._ledger.check_micro_step(micro_step)
+        self._ledger.start(micro_step)
         if self._settings.tokens_per_s > 0:
             time.sleep(len(micro_step.token_ids) / self._settings.tokens_per_s)
         for path in micro_step.paths:
             _add_path(self._sums, micro_step, path)
+        self._ledger.finish(micro_step.number)
         return self._ledger.add(
             StepCounts(
                 num_executions=execution_share(micro_step),
@@ -84,21 +89,23 @@ class EmulatedCell:
             )
         )
 
-    def drop_sums(self) -> None:
-        self._sums[:] = 0
-        self._ledger.forget()
+    def finish_one(self) -> StepCounts:
+        return StepCounts()
 
     def settle(self, step: int) -> tuple[StepCounts, list[StageTimes]]:
         self._ledger.check_open(step)
-        return self._ledger.counts, [StageTimes()]
+        return self._ledger.settled([]), [StageTimes()]
 
     def reduce_together(
-        self, step: int, rendezvous: Rendezvous, others: list[StepCounts]
+        self, step: int, rendezvous: Rendezvous, others: Sequence[StepCounts]
     ) -> StepCounts:
         """These cells are in no group: their sums travel as a star."""
-        raise BoundaryError(
-            "reduce", f"an emulated cell is not in {rendezvous.name}", retryable=False
-        )
+        what = f"an emulated cell is not in {rendezvous.name}"
+        raise BoundaryError("reduce", what, retryable=False)
+
+    def drop_sums(self) -> None:
+        self._sums[:] = 0
+        self._ledger.forget()
 
     def expose_gradients(self, step: int) -> tuple[Snapshot, StepCounts]:
         self._ledger.check_open(step)
@@ -106,7 +113,9 @@ class EmulatedCell:
         return Snapshot(version=step, parts=[part]), self._ledger.counts
 
     def reduce(self, members: Sequence[tuple[Snapshot, StepCounts]]) -> StepCounts:
-        total = self._ledger.total_with(members)
+        for snapshot, _ in members:
+            self._ledger.check_open(snapshot.version)
+        total = self._ledger.total_with([counts for _, counts in members])
         self._reduced[:] = self._sums
         pulled = np.zeros_like(self._sums)
         for snapshot, _ in members:

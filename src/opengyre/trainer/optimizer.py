@@ -66,6 +66,10 @@ class CoreOptimizer:
             if parameter in self._adamw.state
         }
 
+    def state_names(self) -> list[str]:
+        """Of what `state` gives after the first update."""
+        return [f"{moment}/{name}" for name in self._parameters for moment in _MOMENTS]
+
     def load_state(self, tensors: Mapping[str, Tensor], *, num_updates: int) -> None:
         """The inverse of `state`. Raises BoundaryError if a moment is missing."""
         self._adamw.state.clear()

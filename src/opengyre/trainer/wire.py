@@ -57,4 +57,5 @@ def add_counts(first: StepCounts, second: StepCounts) -> StepCounts:
         num_clipped=first.num_clipped + second.num_clipped,
         divergence_sum=first.divergence_sum + second.divergence_sum,
         micro_steps=first.micro_steps + second.micro_steps,
+        odd=first.odd or second.odd,
     )
