@@ -5,15 +5,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+RMSNorm = LlamaRMSNorm | MistralRMSNorm | Qwen2RMSNorm | Qwen3RMSNorm
 Model = TypeVar("Model", bound=nn.Module)
 
 
 class _DoubleNorm(nn.Module):
     """RMSNorm without the cast to float32 that would hide what a test measures."""
 
-    def __init__(self, norm: Qwen3RMSNorm | LlamaRMSNorm) -> None:
+    def __init__(self, norm: RMSNorm) -> None:
         super().__init__()
         self.weight = norm.weight
         self.eps = norm.variance_epsilon
@@ -27,6 +30,6 @@ def in_float64(model: Model) -> Model:
     """`model` itself, in evaluation mode."""
     model.double().eval()
     for name, module in list(model.named_modules()):
-        if isinstance(module, Qwen3RMSNorm | LlamaRMSNorm):
+        if isinstance(module, RMSNorm):
             model.set_submodule(name, _DoubleNorm(module))
     return model
