@@ -22,11 +22,9 @@ from opengyre.runtime import messages as m
 from opengyre.runtime.processes import Processes
 from opengyre.seams.cells import Rendezvous, StageTimes, StepCounts
 from opengyre.seams.errors import BoundaryError
-from opengyre.trainer.group_limits import ANSWER_S, GRACE_S, NUM_KEPT
+from opengyre.trainer.group_limits import NUM_KEPT, GroupLimits
 from opengyre.trainer.wire import add_counts
 
-SETTLE_S = 15.0
-STAR_S = 60.0
 SHOWN_AFTER_S = 10.0
 MAX_GROUP_FAILURES = 2
 
@@ -78,8 +76,14 @@ class Reducer:
     """`may_group`: members of this run may meet in groups, if the core hosts a store for them."""
 
     def __init__(
-        self, processes: Processes, *, may_group: bool, now_s: Callable[[], float]
+        self,
+        processes: Processes,
+        *,
+        may_group: bool,
+        now_s: Callable[[], float],
+        limits: GroupLimits,
     ) -> None:
+        self._limits = limits
         self._processes = processes
         self._may_group = may_group
         self._now_s = now_s
@@ -88,7 +92,9 @@ class Reducer:
 
     async def settle(self, step: int, cells: tuple[int, ...]) -> dict[int, m.Settled]:
         """Each of `cells` stands still and says what its sums hold. Raises BoundaryError."""
-        return await self._ask(dict.fromkeys(cells, m.Settle(step=step)), within_s=SETTLE_S)
+        return await self._ask(
+            dict.fromkeys(cells, m.Settle(step=step)), within_s=self._limits.settle_s
+        )
 
     async def reduce(self, step: int, epoch: int, settled: Mapping[int, m.Settled]) -> Reduced:
         """One try, with the members that settled. Raises BoundaryError; another try may follow."""
@@ -116,7 +122,9 @@ class Reducer:
             for rank, cell in enumerate(settled)
         }
         try:
-            reduced = await self._ask(messages, within_s=ANSWER_S, grace_s=GRACE_S)
+            reduced = await self._ask(
+                messages, within_s=self._limits.answer_s, grace_s=self._limits.grace_s
+            )
         except BoundaryError:
             self._names.forget(lives)
             self._num_failed[lives] += 1
@@ -127,19 +135,21 @@ class Reducer:
 
     async def _star(self, step: int, cells: tuple[int, ...]) -> StepCounts:
         share = m.ShareGradients(step=step)
-        return await self._pull(step, await self._ask(dict.fromkeys(cells[1:], share)))
+        return await self._pull(
+            step, await self._ask(dict.fromkeys(cells[1:], share), within_s=self._limits.star_s)
+        )
 
     async def _pull(self, step: int, members: Mapping[int, m.Gradients]) -> StepCounts:
         """The core adds what the members share, in the order of cells."""
         message = m.ReduceStep(step=step, members=list(members.values()))
-        counts: StepCounts = (await self._ask({0: message}))[0].counts
+        counts: StepCounts = (await self._ask({0: message}, within_s=self._limits.star_s))[0].counts
         return counts
 
     async def _ask(
         self,
         messages: Mapping[int, m.Message],
         *,
-        within_s: float = STAR_S,
+        within_s: float,
         grace_s: float | None = None,
     ) -> dict[int, Any]:
         """All at once; answers by cell, in order. Raises the BoundaryError of one that failed.
@@ -149,7 +159,9 @@ class Reducer:
         lives = {cell: self._processes.incarnation(f"c{cell}") for cell in messages}
         async with asyncio.TaskGroup() as group:
             calls = {
-                group.create_task(self._answer(cell, message, within_s + GRACE_S)): cell
+                group.create_task(
+                    self._answer(cell, message, within_s + self._limits.grace_s)
+                ): cell
                 for cell, message in messages.items()
             }
             silent = await self._silent(calls, within_s, grace_s)

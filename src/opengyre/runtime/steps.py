@@ -37,7 +37,7 @@ from opengyre.store.observations import (
     MicroStepReturned,
     StepReport,
 )
-from opengyre.trainer.group_limits import GroupLimits
+from opengyre.trainer.group_limits import DEFAULT, GroupLimits
 from opengyre.trainer.stream import StepStream
 from opengyre.transport.weights import gone
 
@@ -79,7 +79,7 @@ class StepParts:
     budget_tokens: int
     may_group: bool
     now_s: Callable[[], float]
-    limits: GroupLimits = GroupLimits()
+    limits: GroupLimits = DEFAULT
 
 
 class Steps:
@@ -97,6 +97,7 @@ class Steps:
             now_s=parts.now_s,
             limits=parts.limits,
         )
+        self._open: OpenedStep | None = None
         self._changed = asyncio.Event()
         self._snapshots: dict[int, Snapshot] = {}
         self._published: dict[int, Snapshot] = {}

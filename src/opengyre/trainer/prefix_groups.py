@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
 from opengyre.seams.cells import Rendezvous
 from opengyre.seams.errors import BoundaryError
-from opengyre.trainer.group_limits import CHUNK_BYTES, CONSTRUCT_S, NUM_KEPT, REDUCE_S, STALL_S
+from opengyre.trainer.group_limits import CHUNK_BYTES, DEFAULT, NUM_KEPT, GroupLimits
 
 LOOPBACK = "127.0.0.1"
 Group = Any
@@ -38,7 +38,7 @@ class GroupStore:
             port,
             is_master=True,
             wait_for_workers=False,
-            timeout=timedelta(seconds=CONSTRUCT_S),
+            timeout=timedelta(seconds=DEFAULT.construct_s),
             master_listen_fd=listener.detach(),
         )
 
@@ -49,7 +49,8 @@ class GroupStore:
 class PrefixGroups:
     """One in each stage process. Sums on another device are reduced as copies in host memory."""
 
-    def __init__(self, host: str = LOOPBACK) -> None:
+    def __init__(self, host: str = LOOPBACK, *, limits: GroupLimits = DEFAULT) -> None:
+        self._limits = limits
         self._device = _gloo.create_device(hostname=host)
         self._store: tuple[str, TCPStore] | None = None
         self._made: OrderedDict[tuple[str, int], Group] = OrderedDict()
@@ -81,7 +82,7 @@ class PrefixGroups:
     def _reduce(self, copy: Tensor, rendezvous: Rendezvous, stage: int) -> str:
         """What failed, or "". The error itself would keep the group, and its connections, alive."""
         try:
-            _reduce_in_place(copy, self._group(rendezvous, stage))
+            _reduce_in_place(copy, self._group(rendezvous, stage), self._limits)
         except RuntimeError as error:  # torch has no narrower one for all that gloo meets
             return str(error).partition("This is typically")[0].strip() or "gloo failed"
         return ""
@@ -99,7 +100,7 @@ class PrefixGroups:
         options = _gloo._Options()
         options._devices = [self._device]
         options._threads = 1
-        options._timeout = timedelta(seconds=CONSTRUCT_S)
+        options._timeout = timedelta(seconds=self._limits.construct_s)
         store = PrefixStore(f"{rendezvous.name}/{stage}", self._store_at(rendezvous.store))
         return _gloo(store, rendezvous.rank, rendezvous.size, options)
 
@@ -113,18 +114,18 @@ class PrefixGroups:
                 int(port),
                 is_master=False,
                 wait_for_workers=False,
-                timeout=timedelta(seconds=CONSTRUCT_S),
+                timeout=timedelta(seconds=self._limits.construct_s),
             )
             self._store = (address, store)
         return self._store[1]
 
 
-def _reduce_in_place(copy: Tensor, group: Group) -> None:
+def _reduce_in_place(copy: Tensor, group: Group, limits: GroupLimits) -> None:
     """Chunk by chunk: what gloo holds beside it stays small, and a stop is seen soon."""
-    deadline_s = time.monotonic() + REDUCE_S
+    deadline_s = time.monotonic() + limits.reduce_s
     num = max(1, CHUNK_BYTES // copy.element_size())
     for start in range(0, len(copy), num):
-        left_s = min(STALL_S, deadline_s - time.monotonic())
+        left_s = min(limits.stall_s, deadline_s - time.monotonic())
         if left_s <= 0:
-            raise RuntimeError(f"not through in {REDUCE_S:g} s")
+            raise RuntimeError(f"not through in {limits.reduce_s:g} s")
         group.reduce(copy[start : start + num], 0, timeout=timedelta(seconds=left_s)).wait()
