@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from opengyre.control.errors import InvariantError
 from opengyre.seams.cells import MicroStep
-from opengyre.trainer.stream import StepStream, StreamSettings
+from opengyre.trainer.stream import CellCounters, StepStream, StreamSettings
 from opengyre.trajectory.bundles import Bundle
 from tests.training_rows import alone, line_row
 
@@ -179,6 +179,112 @@ def test_only_a_claim_past_its_lease_makes_a_cell_overdue() -> None:
     assert stream.overdue(110.1) == (1,)
     stream.done(1, made.number)
     assert stream.overdue(1e9) == ()
+
+
+def _numbers(stream: StepStream, cell: int, num: int, now_s: float) -> list[int]:
+    """`cell` claims `num` micro-steps at once."""
+    made = [stream.claim(cell, now_s).micro_step for _ in range(num)]
+    return [one.number for one in made if one is not None]
+
+
+def test_a_claim_is_not_overdue_for_waiting_behind_another_of_its_cell() -> None:
+    stream = _stream(budget=4)
+    stream.offer(["g1"])
+    first, second, third = _numbers(stream, 1, 3, 0.0)
+    assert stream.done(1, first, 9.0)
+    assert stream.overdue(18.9) == ()
+    assert stream.done(1, second, 18.9)
+    assert stream.overdue(28.8) == ()
+    assert stream.overdue(29.0) == (1,)
+    assert stream.done(1, third, 30.0)
+    assert stream.overdue(1e9) == ()
+
+
+def test_a_claim_long_after_the_one_before_it_has_its_whole_lease() -> None:
+    stream = _stream(budget=4)
+    stream.offer(["g1"])
+    first, _ = _numbers(stream, 1, 2, 0.0)
+    stream.done(1, first, 1.0)
+    assert stream.overdue(11.1) == (1,)
+    (other,) = _numbers(stream, 0, 1, 100.0)
+    assert stream.overdue(109.9) == (1,)
+    stream.done(0, other, 109.9)
+    assert stream.overdue(1e9) == (1,)
+
+
+def test_a_lease_that_ends_between_the_end_and_its_telling_harms_no_other_cell() -> None:
+    stream = _stream(budget=4)
+    stream.offer(["g1", "g2"])
+    (slow,) = _numbers(stream, 0, 1, 0.0)
+    (fast,) = _numbers(stream, 1, 1, 9.0)
+    assert stream.overdue(10.5) == (0,)
+    assert not stream.drop_member(0)
+    assert not stream.done(0, slow, 10.6)
+    assert stream.done(1, fast, 10.7)
+    left = [stream.claim(1, 11.0).micro_step for _ in range(5)]
+    executions = [path.execution for one in left if one is not None for path in one.paths]
+    assert sorted(executions) == ["g1.0", "g1.2", "g2.0", "g2.1"]
+    assert stream.counters(0).num_refused == 1
+
+
+def test_done_in_time_though_its_cell_is_looked_at_late_is_done() -> None:
+    stream = _stream(budget=4)
+    stream.offer(["g1"])
+    (made,) = _numbers(stream, 0, 1, 0.0)
+    assert stream.done(0, made, 10.1)
+    assert stream.overdue(10.2) == ()
+
+
+def test_what_a_member_held_in_its_pipeline_comes_back_with_what_it_did() -> None:
+    stream = _stream(budget=4)
+    stream.offer(["g1"])
+    first, *_ = _numbers(stream, 1, 3, 0.0)
+    stream.done(1, first, 1.0)
+    stream.close(1)
+    assert not stream.is_drained
+    assert stream.drop_member(1) == ()
+    assert stream.counters(1).num_returned == 3
+    assert stream.is_window_open
+    again = [stream.claim(0, 2.0).micro_step for _ in range(4)]
+    executions = [path.execution for one in again if one is not None for path in one.paths]
+    assert sorted(executions) == ["g1.0", "g1.1", "g1.2"]
+    assert {one.number for one in again if one is not None}.isdisjoint({0, 1, 2})
+
+
+def test_a_recalled_cell_gives_back_what_nobody_else_began_and_counts_no_more() -> None:
+    stream = _stream(budget=8)
+    stream.offer(["g2", "g6"])
+    _numbers(stream, 0, 1, 0.0)
+    _numbers(stream, 1, 2, 0.0)
+    assert list(stream.assigned) == ["g2", "g6"]
+    assert stream.drop_member(1) == ("g6",)
+    assert list(stream.assigned) == ["g2"]
+    assert stream.members == (0,)
+    stream.offer(["g6"])
+    assert stream.claim(1, 1.0).is_refused
+    made = stream.claim(0, 1.0)
+    assert _executions(made.micro_step) == ["g2.1"]
+
+
+def test_counters_tell_of_every_cell_that_was_ever_there() -> None:
+    stream = _stream(budget=4)
+    stream.offer(["g1"])
+    first, _ = _numbers(stream, 1, 2, 0.0)
+    stream.done(1, first, 0.5)
+    stream.drop_member(1)
+    stream.done(1, first, 1.0)
+    told = {cell: _counts(one) for cell, one in stream.all_counters()}
+    assert told == {0: (0, 0, 0, 0, 0), 1: (2, 1, 4, 2, 1)}
+
+
+def _counts(one: CellCounters) -> tuple[int, ...]:
+    return (
+        one.num_claimed,
+        one.num_done,
+        one.num_tokens_done,
+        one.num_returned,
+        one.num_refused,
+    )
 
 
 def test_closing_with_another_number_of_groups_is_our_fault() -> None:

@@ -109,7 +109,7 @@ def test_near_the_end_a_full_budget_is_shared_by_the_places_of_all_pipelines() -
 
 
 def test_small_bundles_are_left_for_the_end_though_they_would_fit() -> None:
-    stream = _stream(_groups([[50, 40, 5, 5]]), budget_tokens=64, parts_per_cell=1)
+    stream = _stream(_groups([[50, 40, 30, 5]]), budget_tokens=64, parts_per_cell=1)
     taken = [_executions(stream.claim(0, 0.0).micro_step) for _ in range(3)]
     assert taken == [["g0.0"], ["g0.1"], ["g0.2", "g0.3"]]
 
