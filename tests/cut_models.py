@@ -1,6 +1,7 @@
 """Tiny models, micro-steps for them, and stages joined by hand."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def config_of(kind: str, **changes: Any) -> Any:
 def model_of(config: Any, *, seed: int = 1) -> Any:
     """In float32, with weights drawn anew, norms and biases too, so that none is neutral."""
     torch.manual_seed(seed)
-    model: Any = AutoModelForCausalLM.from_config(config)
+    model: Any = AutoModelForCausalLM.from_config(deepcopy(config))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

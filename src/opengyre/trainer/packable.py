@@ -93,8 +93,8 @@ def why_not_packed(module: Any) -> str:
 
 def has_window(config: Any) -> bool:
     """Whether a layer sees less than its whole line, or is no attention."""
-    if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
-        return True
+    if kinds := getattr(config, "layer_types", None):
+        return set(kinds) != {"full_attention"}
     is_used = getattr(config, "use_sliding_window", True) is not False
     return is_used and getattr(config, "sliding_window", None) is not None
 
@@ -107,6 +107,8 @@ def odd_ropes(config: Any) -> list[str]:
 
 
 def _untrainable(module: Any) -> str:
+    if getattr(module.config, "is_encoder_decoder", False):
+        return "it has an encoder"
     token_ids = _token_ids(module)
     logprobs = _alone(module, token_ids)
     torch.autograd.grad(logprobs.sum(), [module.get_input_embeddings().weight])
