@@ -3,6 +3,8 @@
 The norms compute in float32 even here, so 1e-6 is equality.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from opengyre.seams.cells import Segment
 from opengyre.seams.errors import BoundaryError
 from opengyre.trainer import packed_model
-from opengyre.trainer.packed_model import ATTENTION, register_attention, trained_logprobs
+from opengyre.trainer.packed_model import (
+    ATTENTION,
+    Lines,
+    packed_attention,
+    register_attention,
+    trained_logprobs,
+)
 
 SIZES = {
     "vocab_size": 20,
@@ -142,3 +150,30 @@ def test_a_sliding_window_is_refused_not_ignored() -> None:
     config = Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=0)
     with pytest.raises(BoundaryError, match="sliding_window"):
         _packed(Qwen3ForCausalLM(config).double().eval(), _sequences(), 1.0)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"softcap": 30.0},
+        {"s_aux": torch.zeros(4)},
+        {"attention_mask": torch.zeros(1, 1, 3, 3)},
+        {"is_causal": False},
+        {"dropout": 0.1},
+    ],
+)
+def test_what_attention_asks_for_beyond_a_causal_line_is_refused_not_ignored(
+    more: dict[str, Any],
+) -> None:
+    states = torch.ones(1, 4, 3, 4)
+    plain = {
+        "attention_mask": None,
+        "lines": Lines([Segment(start=0, end=3)], states.device),
+        "scaling": 0.5,
+        "dropout": 0.0,
+        "softcap": None,
+    }
+    output, _ = packed_attention(torch.nn.Module(), states, states, states, **plain)
+    assert output.shape == (1, 3, 4, 4)
+    with pytest.raises(BoundaryError, match=f"attention with {next(iter(more))}.* cannot be"):
+        packed_attention(torch.nn.Module(), states, states, states, **{**plain, **more})

@@ -129,10 +129,8 @@ def test_targets_may_come_in_any_order_and_counted_paths_take_nothing(kind: str)
         (config_of("llama", **DYNAMIC), "its rotary embedding is of type 'dynamic'"),
         (ALONE["mamba"], "its attention cannot be replaced"),
         (
-            Gemma2Config(
-                **SIZES, head_dim=4, layer_types=["full_attention"] * 4, sliding_window=None
-            ),
-            "trainer: attention with softcap cannot be packed",
+            Gemma2Config(**SIZES, head_dim=4, layer_types=["full_attention"] * 4),
+            "trainer: attention with sliding_window cannot be packed",
         ),
     ],
 )
