@@ -152,9 +152,9 @@ class WatchedCell(EmulatedCell):
             self._lineage.tell(version, self.parameters()[NAME], f"{self._name} updated")
         return norms
 
-    def expose_weights(self, version: int) -> Snapshot:
+    def expose_weights(self, version: int, *, pinned: Sequence[int] = ()) -> Snapshot:
         self._lineage.tell(version, self.parameters()[NAME], f"{self._name} exposes")
-        return super().expose_weights(version)
+        return super().expose_weights(version, pinned=pinned)
 
 
 def update_by(bundles: Sequence[Bundle]) -> Any:
@@ -173,11 +173,11 @@ def update_by(bundles: Sequence[Bundle]) -> Any:
 
 @contextlib.asynccontextmanager
 async def build_cell(
-    setup: m.CellSetup, *, config: ScriptedConfig, steps_per_burst: int, watch: Any
+    setup: m.CellSetup, *, config: ScriptedConfig, watch: Any
 ) -> AsyncIterator[CellParts]:
     """What `build_parts` gives for scripted engines and emulated cells; `watch` is the world."""
     with contextlib.ExitStack() as stack:
-        planes = stack.enter_context(open_planes(setup, steps_per_burst=steps_per_burst))
+        planes = stack.enter_context(open_planes(setup))
         compute = ComputeThread()
         stack.callback(compute.close)
         engine = WatchedEngine(setup.engine, config, watch.lineage, watch.wrong)

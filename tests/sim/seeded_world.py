@@ -469,9 +469,7 @@ class SeededWorld:
                 max_running=setup.slots,
                 context_tokens=self.config.sampling.context_tokens,
             )
-            return build_cell(
-                setup, config=config, steps_per_burst=self.shape.steps_per_burst, watch=self
-            )
+            return build_cell(setup, config=config, watch=self)
 
         await _as_child(
             lambda address, child: cell_process.main(address, child, build=build),

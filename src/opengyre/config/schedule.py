@@ -10,6 +10,7 @@ from pydantic import Field
 
 from opengyre.config.base import Section
 from opengyre.control.quota import least_staleness, most_outstanding
+from opengyre.seams.weights import PlaneKind
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -45,6 +46,10 @@ class TopologyConfig(Section):
         description="training side of a cell; emulated takes time and counts only",
     )
 
+    weight_plane: PlaneKind = Field(
+        default="shm",
+        description="how weights and gradients travel between processes: shared memory or TCP",
+    )
     stages_per_cell: int = Field(
         default=1,
         ge=1,

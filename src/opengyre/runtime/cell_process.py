@@ -169,7 +169,8 @@ def _compute_for_step(message: Any, backend: CellBackend) -> m.Message:
     """In the compute thread: what needs nothing but the training side."""
     match message:
         case m.ExposeWeights():
-            return m.Exposed(snapshot=backend.expose_weights(message.version))
+            snapshot = backend.expose_weights(message.version, pinned=message.pinned)
+            return m.Exposed(snapshot=snapshot)
         case m.Settle():
             counts, stages = backend.settle(message.step)
             return m.Settled(step=message.step, counts=counts, stages=stages)

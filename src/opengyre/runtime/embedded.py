@@ -139,8 +139,7 @@ def open_stage(config: RunConfig, message: StageSetup) -> Iterator[StageParts]:
     )
     tied = _tied(AutoConfig.from_pretrained(config.model.path), num_stages)
     place = Place(stage=message.stage, num_stages=num_stages, tied=tied)
-    steps = config.schedule.steps_per_burst
-    with open_planes(setup, steps_per_burst=steps, stage=place.stage) as planes:
+    with open_planes(setup, stage=place.stage, kind=config.topology.weight_plane) as planes:
         desk = StageDesk(
             model,
             settings=settings,

@@ -45,9 +45,7 @@ async def build_parts(setup: CellSetup) -> AsyncIterator[CellParts]:
     has in hand ends before the planes go."""
     config = parse_resolved(setup.config_json)
     async with contextlib.AsyncExitStack() as stack:
-        planes = stack.enter_context(
-            open_planes(setup, steps_per_burst=config.schedule.steps_per_burst)
-        )
+        planes = stack.enter_context(open_planes(setup, kind=config.topology.weight_plane))
         num_others = 0 if setup.cell is None else config.topology.stages_per_cell - 1
         stages = await stack.enter_async_context(start_stages(num_others))
         compute = ComputeThread()

@@ -24,18 +24,17 @@ class Planes:
 
 
 @contextlib.contextmanager
-def open_planes(
-    setup: CellSetup, *, steps_per_burst: int, stage: int = 0, kind: PlaneKind = "shm"
-) -> Iterator[Planes]:
-    """Two planes for a pipeline stage; what they exposed is gone afterwards.
+def open_planes(setup: CellSetup, *, kind: PlaneKind = "shm", stage: int = 0) -> Iterator[Planes]:
+    """Two planes for a pipeline stage; what they exposed is gone afterwards, or removed by the next
+    life of the same stage.
 
-    A published version must last until the next one: an engine that is started again in between
-    loads it. One exposure for each step of a burst, the two publications around it, no more.
+    Of weights the newest version is kept, which its step's members pull, beside the published one,
+    which an engine that is started again loads at any time: whoever exposes pins that. Of gradients
+    the two newest, as a reduction that is tried again may still be read the first time.
     """
-    slot = f"{setup.engine}-{stage}"
-    folder, num_weights = Path(setup.plane_dir), steps_per_burst + 2
+    folder, slot = Path(setup.plane_dir), f"{setup.engine}-{stage}"
     planes = Planes(
-        weights=_plane(kind, folder, slot=f"{slot}-weights", num_newest=num_weights),
+        weights=_plane(kind, folder, slot=f"{slot}-weights", num_newest=1),
         gradients=_plane(kind, folder, slot=f"{slot}-gradients", num_newest=2),
     )
     try:

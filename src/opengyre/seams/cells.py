@@ -6,6 +6,7 @@ compute thread. Invariants: weights are fixed while gradients accumulate; gradie
 unnormalised sums plus counts; `update` alone divides.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -167,7 +168,9 @@ class CellBackend(Protocol):
         the weights then are `version`."""
         ...
 
-    def expose_weights(self, version: int) -> Snapshot: ...
+    def expose_weights(self, version: int, *, pinned: Sequence[int] = ()) -> Snapshot:
+        """A stable copy of the weights; what was exposed as one of the `pinned` versions stays."""
+        ...
 
     def load(self, snapshot: Snapshot) -> int:
         """Overwrite the weights in place from `snapshot`; returns the verified version."""

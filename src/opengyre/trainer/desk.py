@@ -97,7 +97,9 @@ class StageDesk:
             case o.FindOdd():
                 return o.Found(odd=self.stage.odd)
             case o.ShareWeights():
-                return o.Shared(part=self.weights.expose(self.stage.arrays(), order.version))
+                arrays = self.stage.arrays()
+                part = self.weights.expose(arrays, order.version, pinned=order.pinned)
+                return o.Shared(part=part)
             case o.ReadWeights():
                 return o.Shared(part=self.gradients.expose(self.stage.arrays(), 0))
             case _:

@@ -149,8 +149,9 @@ class EmbeddedCell:
         self.drop_sums()
         return norms
 
-    def expose_weights(self, version: int) -> Snapshot:
-        parts = self._all(o.Shared, lambda _: o.ShareWeights(version=version))
+    def expose_weights(self, version: int, *, pinned: Sequence[int] = ()) -> Snapshot:
+        order = o.ShareWeights(version=version, pinned=list(pinned))
+        parts = self._all(o.Shared, lambda _: order)
         return Snapshot(version=version, parts=[one.part for one in parts])
 
     def load(self, snapshot: Snapshot) -> int:

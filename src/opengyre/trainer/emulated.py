@@ -140,8 +140,8 @@ class EmulatedCell:
             reason="" if is_applied else f"no trainable token for version {version}",
         )
 
-    def expose_weights(self, version: int) -> Snapshot:
-        part = self._weights_plane.expose({NAME: self._weights}, version)
+    def expose_weights(self, version: int, *, pinned: Sequence[int] = ()) -> Snapshot:
+        part = self._weights_plane.expose({NAME: self._weights}, version, pinned=pinned)
         return Snapshot(version=version, parts=[part])
 
     def load(self, snapshot: Snapshot) -> int:

@@ -112,9 +112,10 @@ class Apply(Order, frozen=True, kw_only=True):
 
 
 class ShareWeights(Order, frozen=True, kw_only=True):
-    """Expose the weights as `version`. Answered by Shared."""
+    """Expose the weights as `version`; the `pinned` versions stay. Answered by Shared."""
 
     version: int
+    pinned: list[int] = []
 
 
 class ReadWeights(Order, frozen=True, kw_only=True):
