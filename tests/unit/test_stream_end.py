@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.stream_bench.cells import Cell, run_dry
 from opengyre.seams.cells import MicroStep
 from opengyre.trainer.stream import FINEST, StepStream, StreamSettings
 from opengyre.trajectory.bundles import Bundle
-from tests.stream_cells import Cell, run_dry
 from tests.training_rows import alone, line_row
 
 Sizes = list[list[int]]
@@ -151,6 +151,28 @@ def test_cells_of_a_step_of_equal_sizes_end_within_one_finest_micro_step() -> No
     assert max(ends) - min(ends) <= 64 // FINEST
 
 
+def test_a_cell_with_more_than_its_share_gets_no_more_until_it_has_less() -> None:
+    stream = _stream(_groups([[60, 30, 6, 5]]), num_cells=2)
+    largest = stream.claim(0, 0.0).micro_step
+    assert largest is not None
+    waiting = stream.claim(0, 0.0)
+    assert waiting.micro_step is None
+    assert not waiting.is_refused
+    assert _executions(stream.claim(1, 0.0).micro_step) == ["g0.1"]
+    assert stream.claim(0, 0.0).micro_step is None
+    assert stream.done(0, largest.number)
+    assert _executions(stream.claim(0, 0.0).micro_step) == ["g0.2"]
+
+
+def test_a_cell_that_is_still_joining_keeps_nobody_from_the_last_work() -> None:
+    stream = _stream(_groups([[40, 30, 6]]), num_cells=2)
+    taken = []
+    while (made := stream.claim(0, 0.0).micro_step) is not None:
+        taken += _executions(made)
+        assert stream.done(0, made.number)
+    assert taken == ["g0.0", "g0.1", "g0.2"]
+
+
 @STEADY
 @given(
     st.lists(st.integers(2, 40), min_size=1, max_size=8),
@@ -187,6 +209,26 @@ def test_no_cell_is_later_than_the_mean_load_and_one_largest_bundle_or_finest_bu
     assert max(cell.ended_s for cell in cells) <= _mean_load(cells) + slack + 1e-9
     assert sum(sum(cell.sizes) for cell in cells) == sum(map(sum, sizes))
     assert len(stream.assigned) == len(sizes)
+
+
+@STEADY
+@given(
+    st.lists(st.lists(st.integers(2, 90), max_size=6), min_size=1, max_size=5),
+    st.lists(st.floats(0.25, 4.0), min_size=1, max_size=5),
+    st.integers(1, 5),
+    st.integers(1, 5),
+)
+def test_cells_of_any_speed_that_hold_several_claims_end_all_there_is(
+    sizes: Sizes, speeds: list[float], claims_per_cell: int, lookahead_groups: int
+) -> None:
+    groups = _groups(sizes)
+    stream = _stream(groups, num_cells=len(speeds), lookahead_groups=lookahead_groups)
+    cells = run_dry(stream, speeds, claims_per_cell=claims_per_cell)
+    stream.close(len(groups))
+    assert stream.is_drained
+    num_tokens = sum(one.cost_tokens for bundles in groups.values() for one in bundles)
+    assert sum(sum(cell.sizes) for cell in cells) == num_tokens
+    assert stream.done_counts().num_tokens == num_tokens - sum(map(len, groups.values()))
 
 
 @pytest.mark.parametrize("num_cells", [2, 4, 8])

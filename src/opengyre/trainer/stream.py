@@ -12,7 +12,8 @@ micro-steps of a K (P + 1)th of what is left, so that the K cells finish togethe
 claim when they are free: as long as micro-steps hold one bundle each this is Graham's LPT, at most
 4/3 - 1/3K times the shortest time; and whatever they hold, a micro-step that was claimed near the
 end is done no later than (mean load) + (1 - 1/K) max(largest bundle left, finest budget). A cell
-that holds P + 1 of them may be later by what it holds.
+that holds several of them may be later by what it holds, so one that holds more than the mean of
+all that is to be done gets nothing more.
 """
 
 from collections import deque
@@ -79,10 +80,13 @@ class _Issued:
 
 @dataclass(slots=True)
 class _State:
+    """`held`: by cell, what of `issued` it has not done, in the order of its claims."""
+
     offered: deque[str] = field(default_factory=deque)
     assigned: dict[str, None] = field(default_factory=dict)
     pending: list[Bundle] = field(default_factory=list)
     issued: dict[int, _Issued] = field(default_factory=dict)
+    held: dict[int, dict[int, _Issued]] = field(default_factory=dict)
     members: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
     next_number: int = 0
@@ -139,8 +143,7 @@ class StepStream:
     def is_drained(self) -> bool:
         """Closed, and every micro-step is done by a living member."""
         state = self._state
-        are_done = all(issued.is_done for issued in state.issued.values())
-        return state.is_closed and not state.pending and are_done
+        return state.is_closed and not state.pending and not any(state.held.values())
 
     def counters(self, cell: int) -> CellCounters:
         return self._counters.setdefault(cell, CellCounters())
@@ -174,6 +177,8 @@ class StepStream:
             self.counters(cell).num_refused += 1
             return Claim(is_refused=True)
         left = self._known_end()
+        if left and self._has_its_share(cell, left):
+            return Claim()
         filling = Filling(budget_tokens=self._budget_tokens(left))
         assigned = self._fill(filling) if left is None else self._fill_at_end(filling, left)
         if assigned:
@@ -183,12 +188,14 @@ class StepStream:
         made = micro_step(
             filling.bundles, step=self.step, number=state.next_number, version=self.version
         )
-        state.issued[state.next_number] = _Issued(
+        issued = _Issued(
             cell=cell,
             micro_step=made,
             bundles=filling.bundles,
             deadline_s=now_s + self._settings.lease_s,
         )
+        state.issued[made.number] = issued
+        state.held.setdefault(cell, {})[made.number] = issued
         state.next_number += 1
         self.counters(cell).num_claimed += 1
         return Claim(micro_step=made, assigned=assigned)
@@ -198,15 +205,15 @@ class StepStream:
 
         The lease of what the cell holds next begins `now_s`: it waited for this one till then.
         """
-        issued = self._state.issued.get(number)
-        counters = self.counters(cell)
-        if issued is None or issued.cell != cell or issued.is_done:
+        counters, held = self.counters(cell), self._state.held.get(cell, {})
+        issued = held.pop(number, None)
+        if issued is None:
             counters.num_refused += 1
             return False
         issued.is_done = True
         counters.num_done += 1
         counters.num_tokens_done += len(issued.micro_step.token_ids)
-        following = self._oldest_held().get(cell)
+        following = next(iter(held.values()), None)
         if following is not None:
             following.deadline_s = max(following.deadline_s, now_s + self._settings.lease_s)
         return True
@@ -214,8 +221,9 @@ class StepStream:
     def overdue(self, now_s: float) -> tuple[int, ...]:
         """Cells whose oldest unfinished claim is past its lease. Claims behind it wait in the
         cell's own pipeline, and say nothing about the cell."""
-        oldest = self._oldest_held()
-        return tuple(cell for cell in sorted(oldest) if oldest[cell].deadline_s < now_s)
+        held = self._state.held
+        oldest = {cell: next(iter(held[cell].values())) for cell in sorted(held) if held[cell]}
+        return tuple(cell for cell, issued in oldest.items() if issued.deadline_s < now_s)
 
     def drop_member(self, cell: int) -> tuple[str, ...]:
         """Take back all that `cell` claimed and did; it is refused from now on.
@@ -226,6 +234,7 @@ class StepStream:
         state = self._state
         state.members.discard(cell)
         state.dropped.add(cell)
+        state.held.pop(cell, None)
         numbers = [number for number, one in state.issued.items() if one.cell == cell]
         bundles = [one for number in numbers for one in state.issued.pop(number).bundles]
         self.counters(cell).num_returned += len(numbers)
@@ -255,14 +264,6 @@ class StepStream:
                 total = add_counts(total, _counts_of(issued.micro_step))
         return total
 
-    def _oldest_held(self) -> dict[int, _Issued]:
-        """Of each cell that holds something, what it claimed first."""
-        held: dict[int, _Issued] = {}
-        for issued in self._state.issued.values():
-            if not issued.is_done:
-                held.setdefault(issued.cell, issued)
-        return held
-
     def _known_end(self) -> list[Bundle] | None:
         """All bundles that are still to be claimed, largest first; None before the end is known.
 
@@ -283,6 +284,16 @@ class StepStream:
             left.extend(bundles)
         sort_for_packing(left)
         return left
+
+    def _has_its_share(self, cell: int, left: Sequence[Bundle]) -> bool:
+        """Does `cell` hold more than the mean of all that is to be done: then others are free
+        before it, and what it took more would wait in its pipeline."""
+        held = {
+            one: sum(len(issued.micro_step.token_ids) for issued in self._state.held[one].values())
+            for one in self._state.held
+        }
+        num_tokens = sum(bundle.cost_tokens for bundle in left) + sum(held.values())
+        return held.get(cell, 0) * len(self._state.members) > num_tokens
 
     def _budget_tokens(self, left: Sequence[Bundle] | None) -> int:
         """The full budget; near the end each place of each cell's pipeline gets its part."""
