@@ -21,10 +21,11 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from opengyre.seams.cells import MicroStep
 from opengyre.trainer.pipeline.follower import Follower
-from opengyre.trainer.pipeline.groups import host_store, store_at
+from opengyre.trainer.pipeline.groups import store_at
 from opengyre.trainer.pipeline.lead import Lead
 from opengyre.trainer.pipeline.link import Link, open_link
 from opengyre.trainer.pipeline.parts import Passed, Told
+from opengyre.trainer.prefix_groups import GroupStore
 
 NUM_PROCESSES = 4
 NUM_TOKENS = 512
@@ -32,7 +33,7 @@ WIDTH = 512
 NUM_LAYERS = 6
 FORWARD_S = 0.010
 NUM_MICRO_STEPS = 16
-ROUNDS = 7
+ROUNDS = 15
 MICRO_STEP = MicroStep(
     step=1,
     number=0,
@@ -156,14 +157,14 @@ class Bench:
             self.schedule.step()
 
 
-def stream(num: int, after: Callable[[Lead], None] = lambda lead: None) -> Callable[[Lead], None]:
-    """`num` micro-steps; `after` each eighth."""
+def stream(num: int, between: Callable[[Lead], None] | None = None) -> Callable[[Lead], None]:
+    """`num` micro-steps, and something between each eight."""
 
     def drive(lead: Lead) -> None:
         for k in range(num):
+            if between is not None and k and k % 8 == 0:
+                between(lead)
             lead.run(MICRO_STEP)
-            if k % 8 == 7:
-                after(lead)
 
     return drive
 
@@ -186,49 +187,45 @@ def compare(bench: Bench, kind: str) -> str:
     return row(cells)
 
 
-def gaps(bench: Bench) -> list[str]:
-    """Lines of the second table: what happens after each eighth micro-step, in micro-steps."""
-    step_s = 3 * FORWARD_S
-
-    def stand(lead: Lead) -> None:
-        time.sleep(step_s)
-
-    def back(lead: Lead) -> None:
-        until_s = time.perf_counter() + step_s
-        lead.finish_one()
-        time.sleep(max(0.0, until_s - time.perf_counter()))
-
-    def flush(lead: Lead) -> None:
-        until_s = time.perf_counter() + step_s
-        lead.pause()
-        time.sleep(max(0.0, until_s - time.perf_counter()))
-
-    cases = {
-        "pause and resume": lambda lead: lead.pause(),
-        "gap of one micro-step, nothing done": stand,
-        "the same, BACK": back,
-        "the same, pause": flush,
-    }
-    num = 32
-    lines = []
-    for name, after in cases.items():
-        costs = []
-        for _ in range(3):
-            plain_s = bench.ours(stream(num))
-            costs.append((bench.ours(stream(num, after)) - plain_s) / step_s / (num // 8 - 1))
-        lines.append(row([name, str(bench.num_stages), f"{statistics.median(costs):.2f}"]))
-    return lines
+def cost(bench: Bench, betweens: list[Callable[[Lead], None]]) -> list[float]:
+    """What each adds to a stream for each time, in micro-steps (3 FORWARD_S)."""
+    num, rounds = 25, 3
+    taken: list[list[float]] = [[] for _ in betweens]
+    for _ in range(rounds):
+        plain_s = bench.ours(stream(num))
+        for times, between in zip(taken, betweens, strict=True):
+            extra_s = bench.ours(stream(num, between)) - plain_s
+            times.append(extra_s / (3 * FORWARD_S) / ((num - 1) // 8))
+    return [statistics.median(times) for times in taken]
 
 
-def idle_pause(bench: Bench) -> str:
+def pause_line(bench: Bench) -> str:
+    (pair,) = cost(bench, [lambda lead: lead.pause()])
     num = 200
 
-    def drive(lead: Lead) -> None:
+    def only_pauses(lead: Lead) -> None:
         for _ in range(num):
             lead.pause()
 
-    cost_us = min(bench.ours(drive) for _ in range(3)) / num * 1e6
-    return row(["pause with nothing in flight", str(bench.num_stages), f"{cost_us:.0f} us"])
+    idle_ms = statistics.median(bench.ours(only_pauses) for _ in range(3)) / num * 1e3
+    return row([str(bench.num_stages), f"{pair:.2f}", f"{idle_ms:.1f} ms"])
+
+
+def gap(length: int, act: Callable[[Lead], object]) -> Callable[[Lead], None]:
+    """No data for the time of `length` micro-steps."""
+
+    def between(lead: Lead) -> None:
+        until_s = time.perf_counter() + length * 3 * FORWARD_S
+        act(lead)
+        time.sleep(max(0.0, until_s - time.perf_counter()))
+
+    return between
+
+
+def gap_line(bench: Bench, length: int) -> str:
+    acts: list[Callable[[Lead], object]] = [lambda lead: None, Lead.finish_one, Lead.pause]
+    costs = cost(bench, [gap(length, act) for act in acts])
+    return row([str(bench.num_stages), str(length), *(f"{one:.2f}" for one in costs)])
 
 
 def row(cells: list[str]) -> str:
@@ -240,11 +237,10 @@ def run_cases(stage: int, address: str) -> list[str]:
     groups = {num: dist.new_group(list(range(num))) for num in (2, NUM_PROCESSES)}
     first = [row(["stages", "P", "bound", "reached", "of it", "torch", "time, ours / torch"])]
     first.append("|" + "---|" * 7)
-    second = [
-        "",
-        row(["after each eighth micro-step", "P", "cost in micro-steps"]),
-        "|---|---|---|",
-    ]
+    pauses = ["", row(["P", "a pause and its resuming, in micro-steps", "with nothing in flight"])]
+    pauses.append("|---|---|---|")
+    gaps = ["", row(["P", "no data for, in micro-steps", "stand still", "BACK", "PAUSE"])]
+    gaps.append("|" + "---|" * 5)
     for kind, num_stages in (("layers", 2), ("sleeps", 2), ("sleeps", NUM_PROCESSES)):
         if stage < num_stages:
             name = f"{kind}{num_stages}"
@@ -253,10 +249,11 @@ def run_cases(stage: int, address: str) -> list[str]:
             bench = Bench(stage, num_stages, module, link, groups[num_stages])
             first.append(compare(bench, kind))
             if kind == "sleeps":
-                second += gaps(bench)
-                second.append(idle_pause(bench))
+                pauses.append(pause_line(bench))
+            if num_stages > 2:
+                gaps += [gap_line(bench, length) for length in (1, 2, 4)]
         dist.barrier()
-    return first + second
+    return first + pauses + gaps
 
 
 def main() -> None:
@@ -268,7 +265,8 @@ def main() -> None:
     torch.manual_seed(told.stage)
     children = []
     if told.stage == 0:
-        _store, told.store = host_store()
+        store = GroupStore()
+        told.store = store.address
         command = [sys.executable, __file__, "--store", told.store, "--stage"]
         children = [subprocess.Popen([*command, str(k)]) for k in range(1, NUM_PROCESSES)]
     world = dist.PrefixStore("world", store_at(told.store))

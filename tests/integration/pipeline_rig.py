@@ -4,17 +4,16 @@ import os
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
 import torch
-from pipeline_toy import VOCABULARY, Report, Served, ToyPart, report_of
+from pipeline_toy import VOCABULARY, Lifetime, Report, Served, ToyPart
 
 from opengyre.seams.cells import MicroStep
-from opengyre.trainer.pipeline.groups import host_store
 from opengyre.trainer.pipeline.lead import Lead
 from opengyre.trainer.pipeline.link import open_link
+from opengyre.trainer.prefix_groups import GroupStore
 
 TOY = Path(__file__).with_name("pipeline_toy.py")
 NO_TRAP = ("", -1)
@@ -51,22 +50,21 @@ class Process:
 class Pipe:
     """One open pipeline."""
 
-    def __init__(self, part: ToyPart, lead: Lead, processes: list[Process]) -> None:
-        self.part = part
-        self.lead = lead
+    def __init__(self, part: ToyPart, num_stages: int, processes: list[Process]) -> None:
+        self._life = Lifetime(lambda: Lead(part, link=part.link, num_stages=num_stages))
+        self._part = part
+        self.lead: Lead = self._life.executor
         self.processes = processes
-        self._started_s = time.monotonic()
 
     def reports(self) -> list[Report]:
         """Of all stages, after the last drain; closes the link."""
-        own = report_of(self.part, self.lead.times, time.monotonic() - self._started_s)
-        reports = [own, *(one.report() for one in self.processes)]
+        reports = [self._life.report(self._part), *(one.report() for one in self.processes)]
         self.close()
         return reports
 
     def close(self) -> None:
-        if self.part.link is not None:
-            self.part.link.close()
+        if self._part.link is not None:
+            self._part.link.close()
 
 
 class Rig:
@@ -74,7 +72,7 @@ class Rig:
 
     def __init__(self, num_spares: int) -> None:
         torch.set_num_threads(1)
-        self._store, self._address = host_store()
+        self._store = GroupStore()
         self._shared = [Process() for _ in range(3)]
         self._spares = [Process() for _ in range(num_spares)]
         self._struck: list[Process] = []
@@ -99,7 +97,7 @@ class Rig:
         for stage, process in enumerate(processes, start=1):
             process.tell(
                 Served(
-                    store=self._address,
+                    store=self._store.address,
                     name=name,
                     stage=stage,
                     num_stages=num_stages,
@@ -108,15 +106,15 @@ class Rig:
                     trap=trap if stage == num_stages - 1 else NO_TRAP,
                 )
             )
-        part, link = ToyPart(0, num_stages, has_reference), None
+        part = ToyPart(0, num_stages, has_reference)
         if num_stages > 1:
-            link = open_link(self._address, name=name, stage=0, num_stages=num_stages)
-        part.link = link
-        return Pipe(part, Lead(part, link=link, num_stages=num_stages), processes)
+            part.link = open_link(self._store.address, name=name, stage=0, num_stages=num_stages)
+        return Pipe(part, num_stages, processes)
 
     def end(self) -> None:
         for one in (*self._shared, *self._spares, *self._struck):
             one.end()
+        self._store.close()
 
 
 def micro_step(number: int, rng: random.Random, num_tokens: int = 0) -> MicroStep:

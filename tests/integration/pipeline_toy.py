@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,11 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """`live`: by number of the micro-step."""
+    """`live`: by number of the micro-step. `lived_s`: least and most of what `times` add up to."""
 
     sums: dict[str, str] = {}
     times: StageTimes = StageTimes()
-    lived_s: float = 0.0
+    lived_s: tuple[float, float] = (0.0, 0.0)
     live: dict[int, Live] = {}
     most_in_flight: int = 0
     error: str = ""
@@ -171,32 +172,40 @@ def packed(sums: dict[str, Tensor]) -> dict[str, str]:
     return {n: base64.b64encode(t.numpy().tobytes()).decode() for n, t in sums.items()}
 
 
-def report_of(part: ToyPart, times: StageTimes, lived_s: float) -> Report:
-    return Report(
-        sums=packed(part.sums),
-        times=times,
-        lived_s=lived_s,
-        live=part.live,
-        most_in_flight=part.most_in_flight,
-    )
+class Lifetime:
+    """Brackets the making of an executor, then the reading of its times."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._before_s = time.monotonic()
+        self.executor = make()
+        self._after_s = time.monotonic()
+
+    def report(self, part: ToyPart) -> Report:
+        least_s = time.monotonic() - self._after_s
+        times = self.executor.times
+        return Report(
+            sums=packed(part.sums),
+            times=times,
+            lived_s=(least_s, time.monotonic() - self._before_s),
+            live=part.live,
+            most_in_flight=part.most_in_flight,
+        )
 
 
 def serve(served: Served) -> Report:
     part = ToyPart(served.stage, served.num_stages, served.has_reference)
     part.trap = served.trap
-    link = open_link(
-        served.store, name=served.name, stage=served.stage, num_stages=served.num_stages
-    )
+    place = {"stage": served.stage, "num_stages": served.num_stages}
+    link = open_link(served.store, name=served.name, **place)
     part.link = link
-    started_s = time.monotonic()
-    follower = Follower(part, link=link, stage=served.stage, num_stages=served.num_stages)
+    life = Lifetime(lambda: Follower(part, link=link, **place))
     try:
         for _ in range(served.num_serves):
-            follower.serve()
+            life.executor.serve()
     except BoundaryError as error:
         return Report(error=str(error))
     else:
-        return report_of(part, follower.times, time.monotonic() - started_s)
+        return life.report(part)
     finally:
         link.close()
 

@@ -20,11 +20,13 @@ from opengyre.trainer.pipeline.lead import Lead
 from opengyre.trainer.pipeline.parts import Finished
 
 NUM_MICRO_STEPS = 150
+SEEN_S = 20
+"""In which a death is seen, on a busy machine; a quiet one takes 50 ms."""
 
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
-    one = Rig(num_spares=4)
+    one = Rig(num_spares=3)
     yield one
     one.end()
 
@@ -128,17 +130,17 @@ def test_times_add_up_and_tell_a_bubble_from_a_wait_for_data(rig: Rig) -> None:
     for one in (lead, follower):
         assert one.times.forward_s > 0
         assert one.times.backward_s > 0
-        assert sum(msgspec.structs.astuple(one.times)) == pytest.approx(one.lived_s, abs=0.02)
+        least_s, most_s = one.lived_s
+        assert least_s - 1e-9 <= sum(msgspec.structs.astuple(one.times)) <= most_s + 1e-9
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_the_lead_sees_at_once_that_a_stage_was_killed_in_its(rig: Rig, where: str) -> None:
-    pipe = rig.open(2, is_mortal=True, trap=(where, 5))
+def test_the_lead_sees_at_once_that_a_stage_was_killed_in_its_forward(rig: Rig) -> None:
+    pipe = rig.open(2, is_mortal=True, trap=("forward", 5))
     with running(pipe) as outcome:
         assert pipe.processes[-1].line() == "trapped\n"
         pipe.processes[-1].strike(signal.SIGKILL)
         with pytest.raises(BoundaryError, match="stage 0 lost stage 1"):
-            outcome.result(timeout=5)
+            outcome.result(timeout=SEEN_S)
 
 
 def test_a_stopped_stage_blocks_the_lead_until_it_is_killed(rig: Rig) -> None:
@@ -150,17 +152,17 @@ def test_a_stopped_stage_blocks_the_lead_until_it_is_killed(rig: Rig) -> None:
             outcome.result(timeout=1)
         pipe.processes[-1].strike(signal.SIGKILL)
         with pytest.raises(BoundaryError, match="stage 0 lost stage 1"):
-            outcome.result(timeout=5)
+            outcome.result(timeout=SEEN_S)
 
 
-def test_the_death_of_the_last_stage_reaches_the_lead_through_the_middle(rig: Rig) -> None:
-    pipe = rig.open(3, is_mortal=True, trap=("forward", 5))
+def test_a_death_in_the_last_stages_backward_reaches_the_lead_through_the_middle(rig: Rig) -> None:
+    pipe = rig.open(3, is_mortal=True, trap=("backward", 5))
     with running(pipe) as outcome:
         assert pipe.processes[-1].line() == "trapped\n"
         pipe.processes[-1].strike(signal.SIGKILL)
         assert "stage 1 lost stage 2" in pipe.processes[0].report().error
         with pytest.raises(BoundaryError, match="stage 0 lost stage 1"):
-            outcome.result(timeout=5)
+            outcome.result(timeout=SEEN_S)
 
 
 def test_a_follower_sees_that_the_lead_is_gone(rig: Rig) -> None:

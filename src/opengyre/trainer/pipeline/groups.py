@@ -1,12 +1,12 @@
-"""The process groups of one cell's stages, and the store where they meet.
+"""The process groups of one cell's stages.
 
-Owns: opening them, without a world (no init_process_group). Must not know: messages.
-Invariants: everything is bound to one host address, loopback unless told otherwise; each name is
-used once on a store; forming has a deadline, what follows waits as long as it takes.
-NCCL, for activations and gradients on cuda devices, is written and was never run on a GPU.
+Owns: opening them, without a world (no init_process_group). Must not know: messages, who hosts the
+store where the stages meet. Invariants: gloo is bound to one host address, loopback unless told
+otherwise; each name is used once on a store; forming has a deadline, what follows waits as long as
+it takes. NCCL, for activations and gradients on cuda devices, one device for each stage, is written
+and was never run on a GPU.
 """
 
-import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -21,21 +21,6 @@ LOOPBACK = "127.0.0.1"
 FORMING = timedelta(seconds=120)
 PATIENCE = timedelta(days=30)
 """How long a blocked stage waits: longer than anything else does."""
-
-
-def host_store(host: str = LOOPBACK) -> tuple[TCPStore, str]:
-    """A store listening on `host` alone, on a port of the system's choice, and its address."""
-    listening = socket.create_server((host, 0), backlog=128)
-    port = int(listening.getsockname()[1])
-    store = TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=FORMING,
-        master_listen_fd=listening.detach(),
-    )
-    return store, f"{host}:{port}"
 
 
 def store_at(address: str) -> TCPStore:
@@ -96,4 +81,17 @@ def open_groups(
         dist.ProcessGroupNCCL(under(kind), stage, num_stages, dist.ProcessGroupNCCL.Options())
         for kind in ("down", "up")
     )
+    _meet(down, source=stage - 1, target=stage + 1, device=device)
+    _meet(up, source=stage + 1, target=stage - 1, device=device)
     return Groups(headers=headers, down=down, up=up)
+
+
+def _meet(group: Any, *, source: int, target: int, device: torch.device) -> None:
+    """The first message of a pair makes its communicator and blocks both until it is made: here, in
+    an order that cannot deadlock, and not where a stage posts a gradient ahead."""
+    one = torch.zeros(1, device=device)
+    if source in range(group.size()):
+        group.recv([one], source, 0).wait()
+    if target in range(group.size()):
+        group.send([one], target, 0).wait()
+    torch.cuda.synchronize(device)
