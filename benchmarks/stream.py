@@ -78,7 +78,10 @@ def cells() -> Iterator[str]:
                 lookahead_groups=2,
                 num_stages=1,
             )
-            desk = asyncio.run(run_sleepers(stream, num_cells, is_ahead=is_ahead))
+            running = run_sleepers(
+                stream, num_groups=len(groups), num_cells=num_cells, is_ahead=is_ahead
+            )
+            desk = asyncio.run(running)
             alone_s = alone_s or desk.step_s
             yield _cells_row(desk, num_cells, alone_s=alone_s, is_ahead=is_ahead)
 

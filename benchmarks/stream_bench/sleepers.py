@@ -25,20 +25,41 @@ class Desk:
     """Answers claims as the controller does; `spans` are the times of work that was told."""
 
     stream: StepStream
+    num_groups: int
     started_s: float = field(default_factory=time.perf_counter)
     last_claim_s: float = 0.0
     spans: list[tuple[float, float]] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def handle(self, message: Any) -> m.Message | None:
-        now_s = time.perf_counter() - self.started_s
         if isinstance(message, m.Finished):
-            self.stream.done(message.cell, message.number, now_s)
-            self.spans.append((now_s - message.run_s, now_s))
+            self._finished(message)
             return None
-        made = self.stream.claim(message.cell, now_s).micro_step
-        if made is not None:
-            self.last_claim_s = now_s
-        return m.Claimed(micro_step=made, is_closed=made is None)
+        return await self._claim(message.cell)
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self.started_s
+
+    def _finished(self, told: m.Finished) -> None:
+        now_s = self._now_s()
+        self.stream.done(told.cell, told.number, now_s)
+        self.spans.append((now_s - told.run_s, now_s))
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def _claim(self, cell: int) -> m.Claimed:
+        """A micro-step, or the end when nobody can have another one."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                made = self.stream.claim(cell, self._now_s()).micro_step
+                if made is not None:
+                    self.last_claim_s = self._now_s()
+                    return m.Claimed(micro_step=made)
+                if not self.stream.is_closed and len(self.stream.assigned) == self.num_groups:
+                    self.stream.close(self.num_groups)
+                if not self.stream.is_window_open:
+                    return m.Claimed(is_closed=True)
+                await self.changed.wait()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await Peer(reader, writer, wire=WIRE, handler=self.handle, name="cell").run()
@@ -53,10 +74,12 @@ class Desk:
         return sum(max(0.0, min(end, self.last_claim_s) - begin) for begin, end in self.spans)
 
 
-async def run_sleepers(stream: StepStream, num_cells: int, *, is_ahead: bool) -> Desk:
+async def run_sleepers(
+    stream: StepStream, *, num_groups: int, num_cells: int, is_ahead: bool
+) -> Desk:
     """All of the step; every cell is a connection of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        desk = Desk(stream)
+        desk = Desk(stream, num_groups)
         server, address = await serve(f"unix:{folder}/desk.sock", desk.serve)
         async with server, asyncio.TaskGroup() as cells:
             desk.started_s = time.perf_counter()
