@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import assert_never
 
 from opengyre.control import commands as c
@@ -220,9 +221,7 @@ class Applier:
                 self._changed(cell, Role.TRAINING, started_s, taken.memory_bytes)
             case c.LeaveTraining():
                 started_s = self._parts.now_s()
-                snapshot = await self._snapshot_for(cell, command.version)
-                message = m.BeEngine(version=command.version, snapshot=snapshot)
-                loaded = await call(f"c{cell}", message, timeout_s=LOAD_TIMEOUT_S)
+                loaded = await self._return_to_rollout(cell, command.version)
                 self._changed(cell, Role.ROLLOUT, started_s, loaded.memory_bytes)
                 self._parts.observe(
                     VersionPublished(
@@ -235,6 +234,29 @@ class Applier:
                 )
             case _:
                 assert_never(command)
+
+    async def _return_to_rollout(self, cell: int, version: int) -> m.Loaded:
+        """Its role has changed once it answers, also where it could not pull."""
+        steps = self._parts.steps
+        kinds = chain([m.BeEngine], repeat(m.LoadVersion))
+
+        async def load() -> m.Loaded:
+            snapshot = await self._snapshot_for(cell, version)
+            loaded: m.Loaded = await self._parts.processes.call(
+                f"c{cell}",
+                next(kinds)(version=version, snapshot=snapshot),
+                timeout_s=LOAD_TIMEOUT_S,
+            )
+            return loaded
+
+        def is_due() -> bool:
+            return steps.last_published is None or steps.last_published[0] <= version
+
+        loaded = await until_loaded(load, is_due=is_due)
+        if loaded is None:
+            what = f"version {version} is published no more"
+            raise BoundaryError(f"c{cell}", what, retryable=False)
+        return loaded
 
     async def _snapshot_for(self, cell: int, version: int) -> Snapshot:
         """A recalled core serves its own weights, which may be newer than the published ones."""
