@@ -238,6 +238,6 @@ def _retrieve(task: "asyncio.Task[Any]") -> None:
 def name_of_work(func: Any) -> str:
     """The name of what runs, below partials and `Context.run`."""
     while isinstance(func, functools.partial):
-        is_in_context = getattr(func.func, "__name__", "") == "run" and func.args
+        is_in_context = isinstance(getattr(func.func, "__self__", None), contextvars.Context)
         func = func.args[0] if is_in_context else func.func
     return str(getattr(func, "__name__", type(func).__name__))
