@@ -3,18 +3,18 @@
 Owns: the calls of a try and their deadlines, the form a try takes, names of groups. Must not know:
 the stream, or what becomes of a failed try. Invariants: members are asked all at once; who does not
 answer in time hangs and is ended; a group that failed is never named again; sums of members are
-copied, never changed, so any try can follow any other; a membership whose group failed twice uses
-the star from then on.
+copied, never changed, so any try can follow any other; the core has all sums or none, so its
+answer alone decides.
 """
 
 import asyncio
 import itertools
 import logging
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf, isclose
 from typing import Any
 
 from opengyre.control.errors import InvariantError
@@ -27,6 +27,8 @@ from opengyre.trainer.wire import add_counts
 
 SHOWN_AFTER_S = 10.0
 MAX_GROUP_FAILURES = 2
+GRACE_S = 5.0
+CORE = 0
 
 Lives = tuple[str, ...]
 
@@ -92,26 +94,36 @@ class Reducer:
 
     async def settle(self, step: int, cells: tuple[int, ...]) -> dict[int, m.Settled]:
         """Each of `cells` stands still and says what its sums hold. Raises BoundaryError."""
-        return await self._ask(
-            dict.fromkeys(cells, m.Settle(step=step)), within_s=self._limits.settle_s
-        )
+        message = m.Settle(step=step)
+        return _all(await self._ask(dict.fromkeys(cells, message), self._limits.settle_s))
 
     async def reduce(self, step: int, epoch: int, settled: Mapping[int, m.Settled]) -> Reduced:
         """One try, with the members that settled. Raises BoundaryError; another try may follow."""
-        form, counts = await self._together(step, epoch, settled)
+        lives = tuple(f"c{cell}#{self._processes.incarnation(f'c{cell}')}" for cell in settled)
+        form = self._form(lives)
+        match form:
+            case Form.ALONE:
+                counts = await self._pull(step, [])
+            case Form.GROUP:
+                counts = await self._together(step, epoch, settled, lives)
+            case Form.STAR:
+                counts = await self._star(step, tuple(settled))
+        self._num_failed.clear()
         stages = {f"c{cell}": one.stages for cell, one in settled.items()}
         return Reduced(counts=counts, form=form, stages=stages)
 
+    def _form(self, lives: Lives) -> Form:
+        if len(lives) == 1:
+            return Form.ALONE
+        is_hopeless = self._num_failed[lives] >= MAX_GROUP_FAILURES
+        has_store = self._may_group and self._processes.store_address(f"c{CORE}") != ""
+        return Form.GROUP if has_store and not is_hopeless else Form.STAR
+
     async def _together(
-        self, step: int, epoch: int, settled: Mapping[int, m.Settled]
-    ) -> tuple[Form, StepCounts]:
-        if len(settled) == 1:
-            return Form.ALONE, await self._pull(step, {})
-        lives = tuple(f"c{cell}#{self._processes.incarnation(f'c{cell}')}" for cell in settled)
-        store = self._processes.store_address("c0")
-        if not self._may_group or not store or self._num_failed[lives] >= MAX_GROUP_FAILURES:
-            return Form.STAR, await self._star(step, tuple(settled))
-        name = self._names.name(lives)
+        self, step: int, epoch: int, settled: Mapping[int, m.Settled], lives: Lives
+    ) -> StepCounts:
+        """A group of which a member failed is done with, even if the core has all sums."""
+        store, name = self._processes.store_address(f"c{CORE}"), self._names.name(lives)
         messages = {
             cell: m.ReduceTogether(
                 step=step,
@@ -121,58 +133,40 @@ class Reducer:
             )
             for rank, cell in enumerate(settled)
         }
-        try:
-            reduced = await self._ask(
-                messages, within_s=self._limits.answer_s, grace_s=self._limits.grace_s
-            )
-        except BoundaryError:
+        answers = await self._ask(messages, self._limits.answer_s, is_together=True)
+        if any(isinstance(one, BoundaryError) for one in answers.values()):
             self._names.forget(lives)
+        if isinstance(answers[CORE], BoundaryError):
             self._num_failed[lives] += 1
-            raise
-        self._num_failed.pop(lives, None)
-        counts: StepCounts = reduced[0].counts
-        return Form.GROUP, counts
+        return _counts(answers)
 
     async def _star(self, step: int, cells: tuple[int, ...]) -> StepCounts:
-        share = m.ShareGradients(step=step)
-        return await self._pull(
-            step, await self._ask(dict.fromkeys(cells[1:], share), within_s=self._limits.star_s)
-        )
+        share = dict.fromkeys(cells[1:], m.ShareGradients(step=step))
+        shared = _all(await self._ask(share, self._limits.star_s))
+        return await self._pull(step, list(shared.values()))
 
-    async def _pull(self, step: int, members: Mapping[int, m.Gradients]) -> StepCounts:
+    async def _pull(self, step: int, members: list[m.Gradients]) -> StepCounts:
         """The core adds what the members share, in the order of cells."""
-        message = m.ReduceStep(step=step, members=list(members.values()))
-        counts: StepCounts = (await self._ask({0: message}, within_s=self._limits.star_s))[0].counts
-        return counts
+        message = m.ReduceStep(step=step, members=members)
+        return _counts(await self._ask({CORE: message}, self._limits.star_s))
 
     async def _ask(
-        self,
-        messages: Mapping[int, m.Message],
-        *,
-        within_s: float,
-        grace_s: float | None = None,
+        self, messages: Mapping[int, m.Message], within_s: float, *, is_together: bool = False
     ) -> dict[int, Any]:
-        """All at once; answers by cell, in order. Raises the BoundaryError of one that failed.
-
-        Once one has failed the others have `grace_s` more (None: all of `within_s`).
-        """
+        """All at once; by cell, in order, the answer or the BoundaryError. `is_together`: who has
+        no answer when another has failed, or the core has ended, is not waited for to the end."""
         lives = {cell: self._processes.incarnation(f"c{cell}") for cell in messages}
         async with asyncio.TaskGroup() as group:
             calls = {
-                group.create_task(
-                    self._answer(cell, message, within_s + self._limits.grace_s)
-                ): cell
+                group.create_task(self._answer(cell, message, within_s + GRACE_S)): cell
                 for cell, message in messages.items()
             }
-            silent = await self._silent(calls, within_s, grace_s)
+            silent = await self._silent(calls, within_s, is_together)
             for call in silent:
-                self._end(f"c{calls[call]}", lives[calls[call]], messages[calls[call]])
                 call.cancel()
-        answers = {calls[call]: call.result() for call in calls if call not in silent}
-        failed = [one for one in answers.values() if isinstance(one, BoundaryError)]
-        if failed or silent:
-            raise (*failed, BoundaryError("reduce", "a member hangs", retryable=True))[0]
-        return answers
+        for call in silent:
+            self._end(f"c{calls[call]}", lives[calls[call]], messages[calls[call]])
+        return {cell: _result(call) for call, cell in calls.items()}
 
     async def _answer(self, cell: int, message: m.Message, timeout_s: float) -> Any:
         try:
@@ -181,7 +175,7 @@ class Reducer:
             return error
 
     async def _silent(
-        self, calls: Mapping[asyncio.Task[Any], int], within_s: float, grace_s: float | None
+        self, calls: Mapping[asyncio.Task[Any], int], within_s: float, is_together: bool
     ) -> set[asyncio.Task[Any]]:
         """Those that have no answer when the time is over."""
         waiting, started_s = set(calls), self._now_s()
@@ -195,13 +189,42 @@ class Reducer:
             done, waiting = await asyncio.wait(
                 waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
-            if grace_s is not None and any(isinstance(one.result(), BoundaryError) for one in done):
-                deadline_s = min(deadline_s, self._now_s() + grace_s)
+            if is_together:
+                left_s = min((self._left_s(calls[one], one.result()) for one in done), default=inf)
+                deadline_s = min(deadline_s, self._now_s() + left_s)
         return waiting
+
+    def _left_s(self, cell: int, answer: Any) -> float:
+        """How long the others of a group may still take after this answer."""
+        if isinstance(answer, BoundaryError):
+            return self._limits.late_s
+        return self._limits.grace_s if cell == CORE else inf
 
     def _end(self, name: str, incarnation: int, message: m.Message) -> None:
         log.warning("%s gives no answer to %s and is ended", name, type(message).__name__)
         self._processes.fence(name, incarnation)
+
+
+def _result(call: asyncio.Task[Any]) -> Any:
+    if call.cancelled():
+        return BoundaryError("reduce", "a member hangs", retryable=True)
+    return call.result()
+
+
+def _all(answers: dict[int, Any]) -> dict[int, Any]:
+    """Raises the BoundaryError of one that failed."""
+    for answer in answers.values():
+        if isinstance(answer, BoundaryError):
+            raise answer
+    return answers
+
+
+def _counts(answers: Mapping[int, Any]) -> StepCounts:
+    """What the core has reduced. Raises its BoundaryError."""
+    if isinstance(answers[CORE], BoundaryError):
+        raise answers[CORE]
+    counts: StepCounts = answers[CORE].counts
+    return counts
 
 
 def check_counts(found: StepCounts, expected: StepCounts, step: int) -> None:
@@ -209,7 +232,7 @@ def check_counts(found: StepCounts, expected: StepCounts, step: int) -> None:
     are_equal = (
         sorted(found.micro_steps) == sorted(expected.micro_steps)
         and found.num_tokens == expected.num_tokens
-        and math.isclose(found.num_executions, expected.num_executions, rel_tol=1e-9)
+        and isclose(found.num_executions, expected.num_executions, rel_tol=1e-9)
     )
     if not are_equal:
         raise InvariantError(

@@ -17,10 +17,10 @@ too, so with the same number here and there none that it names is gone."""
 class GroupLimits:
     """At the members: all have met after `construct_s`, a chunk went through after `stall_s`, all
     of them after `reduce_s`. At the controller: a member stands still after `settle_s`, and has
-    shared its sums or pulled those of others after `star_s`; once one member told of a failure the
-    others tell within `grace_s`, since their connections to it are gone."""
+    shared its sums or pulled those of others after `star_s`; it is given `grace_s` more than it
+    gives itself."""
 
-    construct_s: float = 10.0
+    construct_s: float = 5.0
     stall_s: float = 5.0
     reduce_s: float = 60.0
     grace_s: float = 5.0
@@ -30,7 +30,12 @@ class GroupLimits:
     @property
     def answer_s(self) -> float:
         """The controller waits this long for the answers of a group."""
-        return self.construct_s + self.reduce_s + 2 * self.stall_s
+        return self.construct_s + self.reduce_s + self.stall_s + self.grace_s
+
+    @property
+    def late_s(self) -> float:
+        """And this long once one member has failed: others that miss it give up by then."""
+        return max(self.construct_s, self.stall_s) + self.grace_s
 
 
 DEFAULT = GroupLimits()
