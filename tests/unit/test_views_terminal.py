@@ -14,6 +14,8 @@ from opengyre.control.ids import CommandId, EngineId, execution_id, group_id
 from opengyre.store import observations as seen
 from opengyre.store.observations import Role
 from opengyre.views.notes import notes_of
+from opengyre.views.run_state import RunState
+from opengyre.views.tables import step_cells
 from opengyre.views.terminal import EngineLane, TerminalView, ViewState, plain_line
 from opengyre.views.words import step_words
 
@@ -204,6 +206,17 @@ def test_a_step_tells_in_one_line_where_the_tokens_of_its_executions_ended() -> 
         "step 3: 1 group, no update (the gradient of w is not finite), mean reward none, "
         "0 tokens trained"
     )
+
+
+def test_a_reduction_that_needed_more_tries_is_told_and_an_ordinary_one_is_not() -> None:
+    assert "reduced" not in step_words(report(reduced_by="group", reduce_s=0.1))
+    late = report(reduced_by="star", num_reduce_tries=3, reduce_s=12.5)
+    assert step_words(late).endswith("20 tokens trained, reduced (star) at try 3")
+    state = RunState()
+    state.steps = [report(reduced_by="group", reduce_s=0.1234), late]
+    rows = step_cells(state)
+    assert [row["reduced"] for row in rows] == ["group", "star, try 3"]
+    assert [row["reduce s"] for row in rows] == [0.12, 12.5]
 
 
 def test_the_last_step_stays_in_the_live_view_and_is_cut_at_the_width() -> None:

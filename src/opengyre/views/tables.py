@@ -59,7 +59,7 @@ def turn_cells(turn: TurnRecord) -> dict[str, Any]:
 def step_cells(state: RunState) -> list[dict[str, Any]]:
     """One line a step. `equal`: groups whose rewards did not differ; `clipped`: tokens that the
     objective bounded; `tests`: share of the best executions that touched them; `tree` and `fill` as
-    in `words.step_words`."""
+    in `words.step_words`; `reduced`: alone, group or star, and after how many tries."""
     return [_step_cells(step) for step in state.steps]
 
 
@@ -80,9 +80,16 @@ def _step_cells(step: StepReport) -> dict[str, Any]:
         "tests": _rounded(step.watched_share, 2),
         "tree": _rounded(tree_gain(step), 2),
         "fill": _rounded(step.fill, 2),
+        "reduced": _reduced(step),
+        "reduce s": _rounded(step.reduce_s, 2),
         "short": "yes" if step.is_short else "",
         "took s": round(step.closed_s - step.opened_s, 2),
     }
+
+
+def _reduced(step: StepReport) -> str:
+    is_first = step.num_reduce_tries == 1
+    return step.reduced_by if is_first else f"{step.reduced_by}, try {step.num_reduce_tries}"
 
 
 def work_cells(state: RunState) -> list[dict[str, Any]]:

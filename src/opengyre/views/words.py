@@ -65,6 +65,7 @@ def step_words(step: StepReport) -> str:
         "" if step.watched_share is None else f"{step.watched_share:.0%} of the best touched tests",
         "" if tree_gain(step) is None else f"tree {tree_gain(step):.2f}x",
         "" if step.fill is None else f"fill {step.fill:.0%}",
+        _reduced_late(step),
     ]
     return ", ".join(part for part in parts if part)
 
@@ -86,6 +87,12 @@ def _no_update(step: StepReport) -> str:
 
 def _equal(num_groups: int) -> str:
     return f" ({num_groups} with equal rewards)" if num_groups else ""
+
+
+def _reduced_late(step: StepReport) -> str:
+    if step.num_reduce_tries == 1:
+        return ""
+    return f"reduced ({step.reduced_by}) at try {step.num_reduce_tries}"
 
 
 def _shaped(step: StepReport) -> str:
