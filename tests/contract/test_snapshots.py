@@ -13,10 +13,15 @@ from opengyre.transport.snapshots import pull_named
 
 
 @pytest.fixture(params=KINDS)
-def planes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[WeightPlane]]:
+def make_plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PlaneMaker]:
     maker = PlaneMaker(request.param, tmp_path)
-    yield [maker() for _ in range(2)]
+    yield maker
     maker.close()
+
+
+@pytest.fixture
+def planes(make_plane: PlaneMaker) -> list[WeightPlane]:
+    return [make_plane() for _ in range(2)]
 
 
 def _two_parts(planes: list[WeightPlane], *, versions: tuple[int, int] = (4, 4)) -> Snapshot:
@@ -59,3 +64,37 @@ def test_a_part_of_another_version_fails_the_whole_pull(planes: list[WeightPlane
     snapshot = _two_parts(planes, versions=(4, 5))
     with pytest.raises(BoundaryError, match="version"):
         pull_named(planes[0], snapshot, {"embed": np.zeros(5), "high": np.zeros(7)})
+
+
+@pytest.mark.parametrize("num_readers", [1, 2, 3])
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_any_layout_reads_what_any_other_exposed(
+    make_plane: PlaneMaker, num_parts: int, num_readers: int
+) -> None:
+    """Layers by stages; the embedding is at both ends."""
+    numbers = np.random.default_rng(num_parts)
+    layers = [f"layer{number}" for number in range(8)]
+    whole = {name: numbers.standard_normal((3, 4)).astype(np.float32) for name in layers}
+    whole["embed"] = numbers.standard_normal((5, 4)).astype(np.float32)
+    size = len(layers) // num_parts
+    parts = []
+    for stage in range(num_parts):
+        is_end = stage in (0, num_parts - 1)
+        names = layers[stage * size : (stage + 1) * size] + ["embed"] * is_end
+        parts.append(make_plane().expose({name: whole[name] for name in names}, 3))
+    for reader in range(num_readers):
+        names = [*layers[reader::num_readers], "embed"]
+        into = {name: np.zeros_like(whole[name]) for name in names}
+        assert pull_named(make_plane(), Snapshot(version=3, parts=parts), into) == 3
+        assert all(into[name].tobytes() == whole[name].tobytes() for name in names)
+
+
+def test_a_part_whose_stage_is_gone_fails_what_needs_it_and_nothing_else(
+    planes: list[WeightPlane],
+) -> None:
+    snapshot = _two_parts(planes)
+    planes[1].close()
+    assert pull_named(planes[0], snapshot, {"embed": np.zeros(5)}) == 4
+    with pytest.raises(BoundaryError, match="weights: gone") as caught:
+        pull_named(planes[0], snapshot, {"embed": np.zeros(5), "high": np.zeros(7)})
+    assert caught.value.retryable
