@@ -22,11 +22,16 @@ from opengyre.trainer.followers import RemoteStage
 from opengyre.trainer.pipeline.follower import Follower
 from opengyre.trainer.pipeline.link import Link, open_link
 from opengyre.trainer.prefix_groups import GroupStore
-from opengyre.trainer.stage import StageSettings
+from opengyre.trainer.stage import Stage, StageSettings
 from opengyre.transport.blocking import Channel
 
 MakePlane = Callable[[str], WeightPlane]
+Watch = Callable[[int, Stage], None]
 END_S = 20.0
+
+
+def _unwatched(number: int, stage: Stage) -> None:
+    """Nobody looks."""
 
 
 @contextlib.contextmanager
@@ -37,15 +42,18 @@ def staged_cell(
     settings: StageSettings,
     make_plane: MakePlane,
     is_core: bool = True,
+    watch: Watch = _unwatched,
 ) -> Iterator[EmbeddedCell]:
     """A cell on copies of `module`, whose layers are cut into `num_stages`; the first stage has
-    `module` itself. `make_plane(name)` gives fresh planes, which the caller closes."""
+    `module` itself. `make_plane(name)` gives fresh planes, which the caller closes. `watch(number,
+    stage)` sees each of several stages before it is used."""
     if num_stages == 1:
         planes = {"weights": make_plane("w0"), "gradients": make_plane("g0")}
         yield whole_cell(module, **planes, settings=settings)
         return
     store = GroupStore()
     stages = _Stages(store.address, num_stages, settings, make_plane, is_core=is_core)
+    stages.watch = watch
     try:
         cell = stages.start(module)
         yield cell
@@ -70,6 +78,7 @@ class _Stages:
         self._settings = settings
         self._make_plane = make_plane
         self._is_core = is_core
+        self.watch: Watch = _unwatched
         self._channels: list[Channel] = []
         self._threads: list[threading.Thread] = []
 
@@ -119,13 +128,15 @@ class _Stages:
             temperature=self._settings.temperature,
         )
         tied = TIED if module.config.tie_word_embeddings else ""
-        return StageDesk(
+        desk = StageDesk(
             model,
             settings=self._settings,
             place=Place(stage=stage, num_stages=self._num_stages, tied=tied),
             weights=self._make_plane(f"w{stage}"),
             gradients=self._make_plane(f"g{stage}"),
         )
+        self.watch(stage, desk.stage)
+        return desk
 
     def _link(self, stage: int) -> Link:
         return open_link(self._store, name="threads", stage=stage, num_stages=self._num_stages)
