@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2Config
 
+from opengyre.control.errors import InvariantError
 from opengyre.seams.errors import ConfigError
 from opengyre.trainer.cut import Cut, cut_of, layers_of_stage, load_cut, refuse_uncuttable
 from opengyre.trainer.packed_model import ATTENTION
@@ -248,6 +249,8 @@ def test_released_weights_take_no_memory_and_come_back_to_be_filled(tmp_path: Pa
     for _ in range(2):
         last.release()
     assert sum(p.untyped_storage().nbytes() for p in last.parameters.values()) == 0
+    with pytest.raises(InvariantError, match="released weights"):
+        last.enter()
     for _ in range(2):
         last.acquire()
     assert all(bool(p.isnan().all()) for p in last.parameters.values())

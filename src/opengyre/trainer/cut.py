@@ -116,6 +116,9 @@ class Cut:
         self._role = TrainingRole(module, module.config, attention=ATTENTION)
 
     def enter(self) -> None:
+        """Raises InvariantError while the weights are released: reading them would crash."""
+        if any(one.untyped_storage().size() == 0 for one in self.parameters.values()):
+            raise InvariantError("released weights enter training")
         self._role.enter()
 
     def leave(self) -> None:
