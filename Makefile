@@ -2,17 +2,19 @@
 .DEFAULT_GOAL := help
 .PHONY: help quickstart harnesses bench clean
 .PHONY: check check-style check-types check-structure
-.PHONY: test test-unit test-sim test-contract test-integration test-harness test-full
+.PHONY: test test-unit test-sim test-contract test-integration test-chaos test-harness test-full
 
 VENV := .venv
 READY := $(VENV)/.installed
 PY := $(VENV)/bin/python
 SEED ?= 1
+CHAOS_SEED ?= $(shell date +%Y%m%d)
 TASKS := build/quickstart/tasks
 
 help:
 	@echo "make quickstart  train a small agent on this machine; SEED=n repeats it with another seed"
 	@echo "make test        unit, sim, contract and integration tests"
+	@echo "make test-chaos  kills and stops cells of real runs; CHAOS_SEED=n draws another sample"
 	@echo "make test-full   the slow ones too, and real agent programs"
 	@echo "make harnesses   install the agent programs that test-harness starts (1.5 GB)"
 	@echo "make check       style, types, layers, sizes"
@@ -53,6 +55,11 @@ test: test-unit test-sim test-contract test-integration
 # A folder without tests passes: pytest ends with 5 when it collects none.
 test-unit test-sim test-contract test-integration: test-%: $(READY)
 	@if [ -d tests/$* ]; then $(PY) -m pytest tests/$* || [ $$? -eq 5 ]; fi
+
+# Each day draws another sample of the matrix of faults.
+test-chaos: $(READY)
+	@echo "CHAOS_SEED=$(CHAOS_SEED)"
+	@CHAOS_SEED=$(CHAOS_SEED) $(PY) -m pytest tests/chaos
 
 test-harness: harnesses
 	@$(PY) -m pytest -rs tests/harness

@@ -4,7 +4,6 @@ Owns: deadlines short enough for a test, the checks. Must not know: which faults
 """
 
 import contextlib
-import logging
 import os
 import tempfile
 from collections import Counter
@@ -34,12 +33,12 @@ SCHEDULE = (
     "schedule.steps_per_burst=2",
     "schedule.max_staleness=3",
     "schedule.supply_hold_s=0.1",
-    "schedule.recall_after_s=10",
+    "schedule.recall_after_s=30",
     "schedule.join_deadline_s=5",
     "schedule.publish_timeout_s=8",
     "topology.num_cells=2",
     "topology.slots_per_cell=4",
-    "topology.slots_per_standalone=16",
+    "topology.slots_per_standalone=13",
     "training.micro_step_tokens=560",
     "store.keep_checkpoints=2",
 )
@@ -69,6 +68,11 @@ def drive_struck(
             config=config,
             deadline_s=deadline_s,
         )
+
+
+def num_steps_for(num_faults: int) -> int:
+    """A burst for each, and some more."""
+    return 2 * (num_faults + 5)
 
 
 def assert_it_held(driven: Driven, *, num_steps: int) -> None:

@@ -1,25 +1,27 @@
 """Strikes the cells of a run at the moments of a list of faults, one at a time.
 
 Owns: signals to processes of cells and the wait until what was struck lives again. Invariant: a
-fault strikes once; the next waits until the cell is replaced and every engine serves.
+fault strikes once; the next waits until the cell is replaced and every engine serves, and so does
+the end of a burst: however long a start takes, a run has bursts enough for its faults.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.faults import Fault
-from tests.chaos.tap import Seen, Tap
+from run_rig import until
 
 from opengyre.control.cells import EngineState
 from opengyre.runtime.run import Run
+from tests.chaos.faults import Fault
+from tests.chaos.tap import Seen, Tap
 
 log = logging.getLogger(__name__)
 
 STAGE_MODULE = "opengyre.runtime.stage_process"
-POLL_S = 0.02
 FENCED_WITHIN_S = 60.0
 
 
@@ -43,9 +45,13 @@ class Striker:
 
     async def watch(self, run: Run) -> None:
         async with asyncio.TaskGroup() as tasks:
-            Tap(run, lambda seen: self._see(run, seen, tasks))
+            Tap(
+                run,
+                lambda seen: self._see(run, seen, tasks),
+                may_save=lambda: not _absent(run),
+            )
             while self.left:
-                await _until_all_serve(run)
+                await until(lambda: _do_all_serve(run))
                 self._has_struck.clear()
                 self._is_ready = True
                 await self._has_struck.wait()
@@ -64,10 +70,9 @@ class Striker:
             self._strike(run, fault)
 
     async def _strike_later(self, run: Run, fault: Fault, seen: Seen) -> None:
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + fault.depth_s
-        while seen.is_on() and loop.time() < end_s:
-            await asyncio.sleep(fault.depth_s / 10)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(fault.depth_s):
+                await until(lambda: not seen.is_on())
         self._strike(run, fault)
 
     def _strike(self, run: Run, fault: Fault) -> None:
@@ -83,8 +88,7 @@ class Striker:
     async def _until_replaced(self, run: Run) -> None:
         one = self.struck[-1]
         async with asyncio.timeout(FENCED_WITHIN_S):
-            while run.processes.incarnation(f"c{one.fault.cell}") <= one.incarnation:
-                await asyncio.sleep(POLL_S)
+            await until(lambda: _life(run, one.fault) > one.incarnation)
 
 
 def stage_pids(lead: int) -> list[int]:
@@ -99,13 +103,16 @@ def words_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
 
 
-async def _until_all_serve(run: Run) -> None:
-    """No engine is away, and the scheduler knows it."""
-    while not _do_all_serve(run):
-        await asyncio.sleep(POLL_S)
+def _life(run: Run, fault: Fault) -> int:
+    return run.processes.incarnation(f"c{fault.cell}")
+
+
+def _absent(run: Run) -> list[str]:
+    """Engines that died and are not back yet, by the scheduler."""
+    engines = run.scheduler.snapshot().engines
+    return [str(one.engine) for one in engines if one.state is EngineState.ABSENT]
 
 
 def _do_all_serve(run: Run) -> bool:
     engines = run.scheduler.snapshot().engines
-    away = (EngineState.ABSENT, EngineState.QUARANTINED)
-    return all(run.processes.is_alive(one.engine) and one.state not in away for one in engines)
+    return not _absent(run) and all(run.processes.is_alive(one.engine) for one in engines)

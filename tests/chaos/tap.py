@@ -1,7 +1,7 @@
 """Sees what goes on between the controller of a run and its cells, and tells the moments of it.
 
 Owns: which messages are which moment. Must not know: faults. Invariant: what is seen is passed on
-unchanged.
+unchanged, but for the pace of checkpoints.
 """
 
 import asyncio
@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chaos.faults import Moment
+from run_rig import until
 
 from opengyre.control.cells import CellRole
 from opengyre.runtime import messages as m
 from opengyre.runtime.run import Run
+from tests.chaos.faults import Moment
 
 PAUSE_S = 0.1
 
@@ -32,11 +33,14 @@ class Seen:
 
 
 class Tap:
-    """`on` is called in the loop at each moment."""
+    """`on` is called in the loop at each moment. A checkpoint is held until `may_save()`."""
 
-    def __init__(self, run: Run, on: Callable[[Seen], None]) -> None:
+    def __init__(
+        self, run: Run, on: Callable[[Seen], None], *, may_save: Callable[[], bool]
+    ) -> None:
         self._run = run
         self._on = on
+        self._may_save = may_save
         self._in_hand: Counter[int] = Counter()
         self._call = run.processes.call
         self._claim = run.steps.claim
@@ -46,6 +50,8 @@ class Tap:
         run.steps.finished = self.finished  # type: ignore[method-assign]
 
     async def call(self, name: str, message: m.Message, **more: Any) -> Any:
+        if isinstance(message, m.SaveState):
+            await until(self._may_save)
         answer = asyncio.ensure_future(self._call(name, message, **more))
         try:
             await asyncio.sleep(0)

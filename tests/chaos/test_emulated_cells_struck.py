@@ -6,13 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from run_rig import EXAMPLE, Driven, make_trails
-from tests.chaos.chaos_rig import assert_it_held, consumed, drive_struck, last_weights
-from tests.chaos.faults import Fault, chains, matrix, sample
+
+from tests.chaos.chaos_rig import (
+    assert_it_held,
+    consumed,
+    drive_struck,
+    last_weights,
+    num_steps_for,
+)
+from tests.chaos.faults import MOST_FOR_ONE, Fault, chains, matrix, sample
 from tests.chaos.striker import Striker
 
 pytestmark = pytest.mark.timeout(400)
 
-NUM_STEPS = 24
+MOST_FAULTS = 2 * MOST_FOR_ONE
+NUM_STEPS = num_steps_for(MOST_FAULTS)
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 SAMPLED = chains(sample(1, seed=SEED))
 ALL = chains(matrix(1, seed=SEED))
