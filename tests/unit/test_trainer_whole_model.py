@@ -179,7 +179,11 @@ def test_a_model_that_cannot_be_trained_is_refused_in_one_line_and_left_alone() 
     t5 = T5ForConditionalGeneration(
         T5Config(vocab_size=40, d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4)
     )
+    whole_numbers = model_of(config_of("llama"))
+    norm = whole_numbers.model.norm
+    norm.weight = nn.Parameter(norm.weight.detach().char(), requires_grad=False)
     for model, kind, words in (
+        (whole_numbers, "llama", "only Tensors of floating point"),
         (bert, "bert", "a token's logprob depends on what comes after it"),
         (t5, "t5", "it has an encoder"),
     ):

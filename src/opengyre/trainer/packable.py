@@ -54,8 +54,8 @@ def refuse_untrainable(module: Any) -> None:
     """Raises ConfigError, one line, if a token's logprob depends on tokens behind it, or no
     gradient of logprobs reaches the first weights."""
     role = TrainingRole(module, module.config, attention=None)
-    role.enter()
     try:
+        role.enter()
         reason = _untrainable(module)
     except FAILURES as error:
         reason = _words(error)
