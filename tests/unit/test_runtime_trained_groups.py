@@ -276,7 +276,31 @@ def told_of(groups: TrainedGroups, group: str) -> list[object]:
     return [msgspec.json.encode(made), groups.group(group).members]
 
 
-def test_what_is_told_of_an_execution_while_its_group_is_made_does_not_change_its_rows(
+def test_a_turn_that_is_told_late_is_in_the_rows_of_a_group_that_no_step_assigned(
+    tmp_path: Path,
+) -> None:
+    made = Prepared(tmp_path)
+    turns = made.book.executions["e000000"].turns
+    late = turns.pop()
+
+    async def look() -> None:
+        async with made.running():
+            made.reader.may_read.set()
+            made.groups.look_ahead(GROUPS[:1], ())
+            await made.until(lambda: made.names == ["g00000"])
+            turns.append(late)
+            assert made.names == []
+            await made.until(lambda: made.names == ["g00000"])
+            made.groups.look_ahead((), {"g00000"})
+            turns.pop()
+            assert made.names == ["g00000"]
+
+    asyncio.run(look())
+    told = made.groups.group("g00000")
+    assert [row.execution for row in told.rows] == ["e000000", "e000001"]
+
+
+def test_a_thread_that_makes_rows_sees_nothing_of_what_is_told_meanwhile(
     tmp_path: Path,
 ) -> None:
     made = Prepared(tmp_path)

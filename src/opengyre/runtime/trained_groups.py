@@ -46,6 +46,7 @@ class TrainedGroups:
     """`prepare` runs beside the controller's loop, and makes in a thread what is looked ahead to.
 
     Consumes: what the open step may reach next. Produces: rows. Waits for: a change of the former.
+    `_ahead` has the number of turns that each group's rows were made of.
     """
 
     def __init__(self, book: Book, reader: SegmentReader, *, config: TrainingConfig) -> None:
@@ -54,12 +55,12 @@ class TrainedGroups:
         self._settings = group_settings(config)
         self._num_ahead = config.lookahead_groups
         self._groups: dict[str, GroupRows] = {}
-        self._ahead: dict[str, None] = {}
+        self._ahead: dict[str, int] = {}
         self._changed = asyncio.Event()
 
     def look_ahead(self, offered: Sequence[str], assigned: Container[str]) -> None:
         """Have the rows of the first of `offered` made in this order; other unassigned ones go."""
-        ahead = dict.fromkeys(offered[: self._num_ahead])
+        ahead = {one: self._ahead.get(one, 0) for one in offered[: self._num_ahead]}
         for group in (*self._ahead, *offered):
             if group not in ahead and group not in assigned:
                 self._groups.pop(group, None)
@@ -78,15 +79,26 @@ class TrainedGroups:
                 replace(one, turns=[*one.turns], given_up=[*one.given_up])
                 for one in self.executions_of(group)
             ]
+            num_turns = self._num_turns(group)
             rows = await asyncio.to_thread(self._rows_of, group, closed)
             if group in self._ahead:
-                self._groups.setdefault(group, rows)
+                self._ahead[group] = num_turns
+                self._groups[group] = rows
                 wake()
 
     def prepared(self, group: str) -> Sequence[Bundle] | None:
-        """What a ready group trains, in member order; None while that is not prepared."""
+        """What a ready group trains, in member order; None while that is not prepared.
+
+        Turns that are told late, by a gateway that came back, are seen until it is assigned.
+        """
         rows = self._groups.get(group)
-        return None if rows is None else rows.bundles
+        if rows is None:
+            return None
+        if group in self._ahead and self._ahead[group] != self._num_turns(group):
+            del self._groups[group]
+            self._changed.set()
+            return None
+        return rows.bundles
 
     def bundles_of(self, group: str) -> Sequence[Bundle]:
         """What a ready group trains, in member order."""
@@ -105,6 +117,9 @@ class TrainedGroups:
         """A consumed group is not asked for again."""
         self._groups.pop(group, None)
         self._ahead.pop(group, None)
+
+    def _num_turns(self, group: str) -> int:
+        return sum(len(one.turns) + len(one.given_up) for one in self.executions_of(group))
 
     def _rows_of(self, group: str, closed: Sequence[Execution]) -> GroupRows:
         members = [self._member(one) for one in closed]
