@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -307,3 +308,29 @@ def test_a_failed_load_leaves_the_weights(make_cell: MakeCell) -> None:
     with pytest.raises(BoundaryError, match="torn"):
         cell.load(snapshot)
     assert _equal(cell, make_cell())
+
+
+def test_what_has_no_tokens_ends_at_once_and_counts_once(make_cell: MakeCell) -> None:
+    cell = _opened(make_cell)
+    total = cell.run(_micro_step(1))
+    overtaking = cell.run(_counted_only(0))
+    assert overtaking.micro_steps[-1] == 0
+    total = add_counts(total, overtaking)
+    total = add_counts(total, _ran(cell, _micro_step(2)))
+    assert sorted(total.micro_steps) == [0, 1, 2]
+    assert cell.settle(0)[0].num_executions == 5.0
+
+
+def test_times_of_a_step_are_its_own(make_cell: MakeCell) -> None:
+    cell = _opened(make_cell)
+    _ran(cell, _micro_step(0))
+    cell.settle(0)
+    began_s = time.monotonic()
+    cell.open_step(1, 0, None)
+    _ran(cell, _micro_step(1, step=1))
+    _, stages = cell.settle(1)
+    within_s = time.monotonic() - began_s
+    for one in stages:
+        parts = (one.forward_s, one.backward_s, one.bubble_s, one.waiting_s)
+        assert all(part >= 0 for part in parts)
+        assert sum(parts) <= within_s + 0.01

@@ -119,8 +119,8 @@ class CellProcess:
     async def _claim_until_closed(self, step: int, backend: CellBackend) -> None:
         """Claim, run, tell; the controller answers within a second even if there is nothing.
 
-        With several stages the next claim is asked for while one runs, so that the pipeline stays
-        full; while none comes, what is in flight runs to its end.
+        The next claim is asked for while one runs, so that a pipeline stays full and a single
+        stage never waits; while none comes, what is in flight runs to its end.
         """
         peer, setup = self._child.peer, self._setup
         if peer is None or setup.cell is None:
@@ -137,8 +137,7 @@ class CellProcess:
                     return
                 if claimed.micro_step is None:
                     continue
-                if backend.num_stages > 1:
-                    claims.ask()
+                claims.ask()
                 work.start(claimed.micro_step)
                 ended = await self._parts.compute.run(backend.run, claimed.micro_step)
                 self._tell(claim, work, ended)

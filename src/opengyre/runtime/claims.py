@@ -1,14 +1,12 @@
 """What a cell's process has claimed of one step: the request that is open and the work in hand.
 
-Must not know: what a micro-step is for, roles. Invariants: at most one request is open; work ends
-in the order in which it was started.
+Must not know: what a micro-step is for, roles. Invariants: at most one request is open; what ends
+was started, once.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 
-from opengyre.control.errors import InvariantError
 from opengyre.runtime import messages as m
 from opengyre.seams.cells import MicroStep
 from opengyre.transport.framed import Peer
@@ -48,23 +46,22 @@ class WorkInHand:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._started: deque[tuple[MicroStep, float]] = deque()
+        self._started: dict[int, tuple[MicroStep, float]] = {}
         self._last_ended_s = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._started)
 
     def start(self, micro_step: MicroStep) -> None:
-        self._started.append((micro_step, self._now_s()))
+        self._started[micro_step.number] = (micro_step, self._now_s())
 
     def end(self, numbers: Sequence[int]) -> list[tuple[MicroStep, float]]:
         """Those that ended, each with the seconds since it was started or the one before it ended,
-        whichever is later: they add up to the time in which there was work."""
+        whichever is later: they add up to the time in which there was work. One without tokens
+        overtakes those in the pipeline."""
         ended = []
         for number in numbers:
-            micro_step, started_s = self._started.popleft()
-            if micro_step.number != number:
-                raise InvariantError(f"micro-step {number} ended before {micro_step.number}")
+            micro_step, started_s = self._started.pop(number)
             now_s = self._now_s()
             ended.append((micro_step, now_s - max(started_s, self._last_ended_s)))
             self._last_ended_s = now_s

@@ -83,7 +83,9 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one pipeline stage's time went since its executor began. `bubble_s`: waits with
+    """Where one pipeline stage's time went: since its executor began, or in one step.
+
+    `bubble_s`: waits with
     micro-steps in flight; `waiting_s`: waits for data, with none."""
 
     forward_s: float = 0.0
@@ -114,11 +116,6 @@ class UpdateNorms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellBackend(Protocol):
-    @property
-    def num_stages(self) -> int:
-        """Pipeline stages: so many micro-steps are in flight when it is full."""
-        ...
-
     def enter_training(self) -> None: ...
 
     def leave_training(self) -> None: ...
@@ -143,7 +140,7 @@ class CellBackend(Protocol):
 
     def settle(self, step: int) -> tuple[StepCounts, list[StageTimes]]:
         """Nothing is in flight and all stages are at one boundary. What this cell's sums hold, and
-        where each stage's time went."""
+        where each stage's time went since the step was opened."""
         ...
 
     def reduce_together(

@@ -8,6 +8,7 @@ not finite, no stage applies (P20); there is no dropout in either role.
 
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,7 +66,9 @@ class EmbeddedCell:
         self._is_core = is_core
         self._ledger = StepLedger()
         self._is_serving = False
-        self._times: list[StageTimes] = []
+        self._followed = [StageTimes()] * len(self._followers)
+        self._before: list[StageTimes] = []
+        self._opened_s = 0.0
 
     @property
     def num_stages(self) -> int:
@@ -87,6 +90,7 @@ class EmbeddedCell:
         self._all(o.Did, lambda _: o.Open())
         verified = version if snapshot is None else self.load(snapshot)
         self._ledger.open(step, verified)
+        self._before, self._opened_s = self._totals(), time.monotonic()
         return verified
 
     def run(self, micro_step: MicroStep) -> StepCounts:
@@ -108,7 +112,7 @@ class EmbeddedCell:
         self._ledger.check_open(step)
         self._drain()
         found = self._all(o.Found, lambda _: o.FindOdd())
-        return self._ledger.settled([one.odd for one in found]), self._stage_times()
+        return self._ledger.settled([one.odd for one in found]), self._step_times()
 
     def drop_sums(self) -> None:
         self._drain()
@@ -233,10 +237,19 @@ class EmbeddedCell:
         self._finished(self._lead.drain())
         self._is_serving = False
         served = [_expect(o.Served, one.answer()) for one in self._followers]
-        self._times = [one.times for one in served]
+        self._followed = [one.times for one in served]
 
-    def _stage_times(self) -> list[StageTimes]:
-        return [self._lead.times, *self._times]
+    def _totals(self) -> list[StageTimes]:
+        """Of each stage since it began; what it waits while it does not serve comes in later."""
+        return [self._lead.times, *self._followed]
+
+    def _step_times(self) -> list[StageTimes]:
+        """Of each stage since the step was opened; what is not work or bubble is waiting."""
+        elapsed_s = time.monotonic() - self._opened_s
+        return [
+            _since(before, now, elapsed_s)
+            for before, now in zip(self._before, self._totals(), strict=True)
+        ]
 
     def _finished(self, ended: Sequence[Finished]) -> StepCounts:
         """The counts of micro-steps that ended, added to the books."""
@@ -281,6 +294,18 @@ def _expect(kind: type[Answer], answer: o.Order) -> Answer:
     if not isinstance(answer, kind):
         raise InvariantError(f"a stage answered {type(answer).__name__}, not {kind.__name__}")
     return answer
+
+
+def _since(before: StageTimes, now: StageTimes, elapsed_s: float) -> StageTimes:
+    forward_s = now.forward_s - before.forward_s
+    backward_s = now.backward_s - before.backward_s
+    bubble_s = now.bubble_s - before.bubble_s
+    return StageTimes(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        bubble_s=bubble_s,
+        waiting_s=max(0.0, elapsed_s - forward_s - backward_s - bubble_s),
+    )
 
 
 def _not_applied(reason: str, learning_rate: float) -> UpdateNorms:

@@ -58,10 +58,6 @@ class EmulatedCell:
         self._ledger = StepLedger()
         self._num_updates = 0
 
-    @property
-    def num_stages(self) -> int:
-        return 1
-
     def enter_training(self) -> None:
         self._ledger.forget()
 
