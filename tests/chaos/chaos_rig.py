@@ -24,6 +24,7 @@ from opengyre.store.run_folder import open_run_folder
 from opengyre.trainer.group_limits import GroupLimits
 from opengyre.views.verify import verify_run
 
+STAGED = Path(__file__).with_name("staged.toml")
 LEASE_S = 6.0
 CALL_S = 8.0
 SHORT_LIMITS = GroupLimits(settle_s=6.0, grace_s=3.0, star_s=8.0)

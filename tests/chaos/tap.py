@@ -33,7 +33,8 @@ class Seen:
 
 
 class Tap:
-    """`on` is called in the loop at each moment. A checkpoint is held until `may_save()`."""
+    """`on` is called in the loop at each moment. A checkpoint is held until `may_save()`.
+    `num_dropped`: how often a cell was told to forget a step."""
 
     def __init__(
         self, run: Run, on: Callable[[Seen], None], *, may_save: Callable[[], bool]
@@ -42,6 +43,7 @@ class Tap:
         self._on = on
         self._may_save = may_save
         self._in_hand: Counter[int] = Counter()
+        self.num_dropped: Counter[int] = Counter()
         self._call = run.processes.call
         self._claim = run.steps.claim
         self._finished = run.steps.finished
@@ -52,6 +54,8 @@ class Tap:
     async def call(self, name: str, message: m.Message, **more: Any) -> Any:
         if isinstance(message, m.SaveState):
             await until(self._may_save)
+        if isinstance(message, m.DropStep):
+            self.num_dropped[int(name[1:])] += 1
         answer = asyncio.ensure_future(self._call(name, message, **more))
         try:
             await asyncio.sleep(0)

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 from run_rig import make_trails
 
-from tests.chaos.chaos_rig import assert_it_held, drive_struck, num_steps_for
+from tests.chaos.chaos_rig import STAGED, assert_it_held, drive_struck, num_steps_for
 from tests.chaos.faults import Fault, chains, matrix, sample
 from tests.chaos.striker import Striker
 
 pytestmark = pytest.mark.timeout(500)
 
-STAGED = Path(__file__).with_name("staged.toml")
 NUM_STAGES = 2
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 SAMPLED = chains(sample(NUM_STAGES, seed=SEED))
