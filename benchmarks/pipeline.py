@@ -6,6 +6,7 @@ noise. A stage is a stack of linear layers, or sleeps, which do not compete for 
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -28,12 +29,12 @@ from opengyre.trainer.pipeline.parts import Passed, Told
 from opengyre.trainer.prefix_groups import GroupStore
 
 NUM_PROCESSES = 4
-NUM_TOKENS = 512
+NUM_TOKENS = 256
 WIDTH = 512
-NUM_LAYERS = 6
+NUM_LAYERS = 4
 FORWARD_S = 0.010
 NUM_MICRO_STEPS = 16
-ROUNDS = 15
+ROUNDS = 9
 MICRO_STEP = MicroStep(
     step=1,
     number=0,
@@ -269,6 +270,7 @@ def main() -> None:
         told.store = store.address
         command = [sys.executable, __file__, "--store", told.store, "--stage"]
         children = [subprocess.Popen([*command, str(k)]) for k in range(1, NUM_PROCESSES)]
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     world = dist.PrefixStore("world", store_at(told.store))
     dist.init_process_group("gloo", store=world, rank=told.stage, world_size=NUM_PROCESSES)
     lines = run_cases(told.stage, told.store)
