@@ -28,7 +28,7 @@ from opengyre.runtime.reduction import (
 )
 from opengyre.runtime.step_figures import StepFigures, work_of
 from opengyre.seams.cells import MicroStep, StepCounts, UpdateNorms
-from opengyre.seams.errors import BoundaryError
+from opengyre.seams.errors import BoundaryError, NoAnswer
 from opengyre.seams.weights import Snapshot
 from opengyre.store.observations import (
     AnyObservation,
@@ -101,6 +101,7 @@ class Steps:
         self._changed = asyncio.Event()
         self._snapshots: dict[int, Snapshot] = {}
         self._published: dict[int, Snapshot] = {}
+        self._unanswered: set[tuple[str, int]] = set()
         self.num_tokens_trained = 0
 
     async def expose(self, version: int) -> Snapshot:
@@ -149,13 +150,30 @@ class Steps:
             raise BoundaryError("steps", f"cell {cell} was dropped from it", retryable=False)
         opened.joining.add(cell)
         is_mid_batch = bool(opened.claimed)
-        joined = await self._processes.call(f"c{cell}", message)
+        joined = await self._join(cell, message)
         opened.joining.discard(cell)
         self.wake()
         self._inbox.tell(MemberAdmitted(step=step, cell=cell))
         self._observe(
             MemberJoined(step=step, cell=cell, is_mid_batch=is_mid_batch, pull_s=joined.pull_s)
         )
+
+    async def _join(self, cell: int, message: m.JoinStep) -> m.Joined:
+        """One that has not answered for an earlier step is not asked, and so not waited for, again;
+        one that does not answer at all hangs and is ended."""
+        name = f"c{cell}"
+        life = (name, self._processes.incarnation(name))
+        if life in self._unanswered:
+            raise BoundaryError(name, "it still joins an earlier step", retryable=False)
+        self._unanswered.add(life)
+        try:
+            joined: m.Joined = await self._processes.call(name, message)
+        except NoAnswer:
+            self._processes.fence(*life)
+            raise
+        finally:
+            self._unanswered.discard(life)
+        return joined
 
     def offer(self, step: int, groups: tuple[GroupId, ...]) -> None:
         self._step(step).stream.offer(groups)

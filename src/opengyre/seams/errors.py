@@ -26,6 +26,10 @@ class BoundaryError(Exception):
         self.retryable = retryable
 
 
+class NoAnswer(BoundaryError):
+    """The other side took the call and said nothing in time: whether it has acted is unknown."""
+
+
 def leaves(error: BaseException) -> list[BaseException]:
     """The errors inside nested groups, in order; of a plain error, itself."""
     if not isinstance(error, BaseExceptionGroup):

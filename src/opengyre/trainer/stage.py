@@ -190,7 +190,10 @@ class Stage:
         self.optimizer.apply(self.sums.split(self.reduced.mul_(scale)))
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The weights in host memory (views, where they are there already)."""
+        """The weights in host memory (views, where they are there already). Raises BoundaryError
+        while their memory is given back."""
+        if any(p.untyped_storage().size() == 0 for p in self.model.parameters.values()):
+            raise BoundaryError("trainer", "this stage gave its weights back", retryable=False)
         return {name: p.detach().cpu().numpy() for name, p in self.model.parameters.items()}
 
     def staged(self) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from opengyre.seams.errors import BoundaryError
+from opengyre.seams.errors import BoundaryError, NoAnswer
 
 MAX_FRAME_BYTES = 256 * 2**20
 MAX_CALLS = 4096
@@ -94,7 +94,7 @@ class Peer:
                 return await future
         except TimeoutError as error:
             what = f"no answer to {type(message).__name__} in {timeout_s:g} s"
-            raise BoundaryError(self.name, what, retryable=True) from error
+            raise NoAnswer(self.name, what, retryable=True) from error
         finally:
             self._waiting.pop(number, None)
 
