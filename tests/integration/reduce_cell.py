@@ -1,7 +1,8 @@
 """A cell's process for tests of the reduction: emulated gradients, real gloo groups, and traps.
 
 Owns: where a trap springs. Must not know: what the controller makes of it. Invariant: a trap is a
-file named after its cell, "PLACE WHAT"; it springs once.
+file named after its cell, "PLACE WHAT", or "in WHAT SECONDS" after the begin of the reduce; it
+springs once.
 """
 
 import contextlib
@@ -31,7 +32,6 @@ from opengyre.trainer.group_limits import GroupLimits
 from opengyre.trainer.prefix_groups import GroupStore, PrefixGroups
 from opengyre.transport.engine_link import EngineServer
 
-IN_REDUCE_S = 0.002
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -60,7 +60,8 @@ class GroupedCell(EmulatedCell):
         total = self._ledger.total_with(others)
         self._pass("before")
         if self._trap.exists() and self._trap.read_text().startswith("in "):
-            threading.Timer(IN_REDUCE_S, self._pass, ["in"]).start()
+            after_s = float(self._trap.read_text().split()[2])
+            threading.Timer(after_s, self._pass, ["in"]).start()
         flat = torch.from_numpy(self._sums)
         reduced = self._groups.reduce_copy(flat, rendezvous=rendezvous, stage=0)
         self._pass("after")
@@ -73,7 +74,7 @@ class GroupedCell(EmulatedCell):
         """Springs the trap that is set here."""
         if not self._trap.exists():
             return
-        where, what = self._trap.read_text().split()
+        where, what, *_ = self._trap.read_text().split()
         if where != place:
             return
         if what == "refuse":

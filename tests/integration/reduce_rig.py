@@ -92,8 +92,9 @@ class ReduceRig:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=WAIT_S)
 
-    def set_trap(self, cell: int, place: str, what: str) -> None:
-        (self.folder / "traps" / f"c{cell}").write_text(f"{place} {what}")
+    def set_trap(self, cell: int, place: str, what: str, *, after_s: float = 0.002) -> None:
+        """`after_s` counts for the place "in"."""
+        (self.folder / "traps" / f"c{cell}").write_text(f"{place} {what} {after_s}")
 
     def clear_traps(self) -> None:
         for trap in (self.folder / "traps").iterdir():

@@ -20,7 +20,7 @@ class GroupLimits:
     shared its sums or pulled those of others after `star_s`; it is given `grace_s` more than it
     gives itself."""
 
-    construct_s: float = 5.0
+    construct_s: float = 2.0
     stall_s: float = 5.0
     reduce_s: float = 60.0
     grace_s: float = 5.0
