@@ -17,7 +17,7 @@ import socket
 import socketserver
 import struct
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from opengyre.seams.weights import Descriptor, PlaneKind, TensorSpec
@@ -190,11 +190,10 @@ class _Reader(socketserver.BaseRequestHandler):
         ranges = _read_ranges(connection, len(exposure.body))
         connection.sendall(_VERSION.pack(exposure.version))
         with memoryview(exposure.body) as body:
-            for start, end in ranges:
-                for at in range(start, end, CHUNK_BYTES):
-                    if server.find(key) is None:
-                        return
-                    connection.sendall(body[at : min(at + CHUNK_BYTES, end)])
+            for start, end in _chunks(ranges):
+                if server.find(key) is None:
+                    return
+                connection.sendall(body[start:end])
         is_kept = server.find(key) is not None
         connection.sendall(_VERSION.pack(exposure.version if is_kept else weights.GONE_VERSION))
 
@@ -230,6 +229,12 @@ def _read_ranges(connection: socket.socket, body_bytes: int) -> list[tuple[int, 
             raise ValueError(f"range [{start}, {end}) of {body_bytes} bytes")
         position = end
     return ranges
+
+
+def _chunks(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for start, end in ranges:
+        for at in range(start, end, CHUNK_BYTES):
+            yield at, min(at + CHUNK_BYTES, end)
 
 
 def _receive(spec: TensorSpec, connection: socket.socket, into: Array) -> None:
