@@ -6,8 +6,10 @@ when the lead's end of the channel ends; a failure that is no refusal ends it, a
 
 import contextlib
 import logging
+import os
 import socket
 import sys
+import traceback
 
 from opengyre.config.load import parse_resolved
 from opengyre.control.errors import InvariantError
@@ -66,5 +68,18 @@ def main() -> None:
             channel.send(refusal, timeout_s=ANSWER_S)
 
 
+def run() -> None:
+    """`main`, then the end of the process at once: torch takes seconds to leave an interpreter, in
+    which a stage that failed would not be seen as dead."""
+    code = 1
+    try:
+        main()
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        os._exit(code)
+
+
 if __name__ == "__main__":
-    main()
+    run()
