@@ -28,7 +28,8 @@ from opengyre.trainer.pipeline.parts import Passed, Told
 NUM_LAYERS = 8
 HIDDEN = 16
 VOCABULARY = 50
-LIVE_AT = (20, 400)
+LIVE_AT = (1020, 1400)
+"""The micro-steps at which a stage counts what it holds."""
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
