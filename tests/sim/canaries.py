@@ -25,6 +25,7 @@ from opengyre.runtime.executions import Executions
 from opengyre.runtime.gateway_process import GatewayProcess
 from opengyre.runtime.gateways import Gateways
 from opengyre.runtime.inbox import Inbox
+from opengyre.runtime.reduction import Reducer
 from opengyre.runtime.steps import Steps
 from opengyre.runtime.supervise import Supervisor
 from opengyre.seams.records import SegmentRef, Span
@@ -124,6 +125,14 @@ def _ignores_a_death_in_the_reduce(real: Any) -> Any:
         return reduced
 
     return _reduced
+
+
+def _leaves_out_the_silent(real: Any) -> Any:
+    async def settle(self: Any, step: int, cells: tuple[int, ...]) -> Any:
+        answers = await self._ask(dict.fromkeys(cells, m.Settle(step=step)), 15.0)
+        return {cell: one for cell, one in answers.items() if isinstance(one, m.Settled)}
+
+    return settle
 
 
 def _returns_work_after_the_reduce(real: Any) -> Any:
@@ -317,6 +326,12 @@ CANARIES: dict[str, Canary] = {
         owner=Steps,
         name="_reduced",
         make=_ignores_a_death_in_the_reduce,
+    ),
+    "silent member": Canary(
+        words="who does not settle is left out, and what it did with it",
+        owner=Reducer,
+        name="settle",
+        make=_leaves_out_the_silent,
     ),
     "return after the reduce": Canary(
         words="a member that dies after the reduce takes its work out of the step",
