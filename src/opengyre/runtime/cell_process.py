@@ -8,6 +8,7 @@ version it verified.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -19,11 +20,14 @@ from opengyre.runtime.child import Child, run_child
 from opengyre.runtime.claims import Claims, WorkInHand
 from opengyre.runtime.parts import CellParts, build_parts
 from opengyre.runtime.resident import resident_bytes
+from opengyre.runtime.stages import StageProcesses
 from opengyre.seams.cells import CellBackend, StepCounts
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Snapshot
 
 HEALTH_EVERY_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class CellProcess:
@@ -201,6 +205,15 @@ def _save(backend: CellBackend, folder: str) -> None:
         raise BoundaryError("checkpoint", str(error), retryable=False) from error
 
 
+async def _die_with_stages(child: Child, stages: StageProcesses) -> None:
+    """A cell that lost a stage can finish nothing: it is dead at once, as its stage is."""
+    try:
+        await stages.watch()
+    except BoundaryError as error:
+        log.error("this cell ends: %s", error)
+        await child.die()
+
+
 BuildParts = Callable[[m.CellSetup], AbstractAsyncContextManager[CellParts]]
 
 
@@ -214,7 +227,7 @@ async def main(address: str, child: Child, *, build: BuildParts = build_parts) -
             child.serve_with(cell.handle)
             health = [
                 tasks.create_task(cell.watch_health()),
-                tasks.create_task(parts.stages.watch()),
+                tasks.create_task(_die_with_stages(child, parts.stages)),
             ]
             child.tell(
                 m.CellReady(

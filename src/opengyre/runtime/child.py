@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from opengyre.runtime.launcher import die_with_parent
+from opengyre.runtime.launcher import die_with_parent, run_and_end
 from opengyre.runtime.messages import ALL, CannotStart, Done, Hello, Message, Quit
 from opengyre.seams.errors import ConfigError, words_of
 from opengyre.transport.framed import Peer, Wire, connect
@@ -97,7 +97,7 @@ def run_child(main: Callable[[str, Child], Awaitable[None]]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     address, name, incarnation = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
-    asyncio.run(_run(main, address, Child(name, incarnation)))
+    run_and_end(lambda: asyncio.run(_run(main, address, Child(name, incarnation))))
 
 
 async def _run(main: Callable[[str, Child], Awaitable[None]], address: str, child: Child) -> None:

@@ -10,8 +10,10 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,20 @@ def die_with_parent() -> None:
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() == 1:
         sys.exit(1)
+
+
+def run_and_end(main: Callable[[], None]) -> NoReturn:
+    """Run a child's `main`, then end the process: torch takes seconds to leave an interpreter, in
+    which one that failed would not be seen as dead."""
+    code = 1
+    try:
+        main()
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        logging.shutdown()
+        os._exit(code)
 
 
 class LocalLauncher:

@@ -6,15 +6,13 @@ when the lead's end of the channel ends; a failure that is no refusal ends it, a
 
 import contextlib
 import logging
-import os
 import socket
 import sys
-import traceback
 
 from opengyre.config.load import parse_resolved
 from opengyre.control.errors import InvariantError
 from opengyre.runtime.embedded import StageParts, open_stage
-from opengyre.runtime.launcher import die_with_parent
+from opengyre.runtime.launcher import die_with_parent, run_and_end
 from opengyre.runtime.stages import STAGE_TYPES, StageSetup
 from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.trainer import orders as o
@@ -68,18 +66,5 @@ def main() -> None:
             channel.send(refusal, timeout_s=ANSWER_S)
 
 
-def run() -> None:
-    """`main`, then the end of the process at once: torch takes seconds to leave an interpreter, in
-    which a stage that failed would not be seen as dead."""
-    code = 1
-    try:
-        main()
-        code = 0
-    finally:
-        if code:
-            traceback.print_exc()
-        os._exit(code)
-
-
 if __name__ == "__main__":
-    run()
+    run_and_end(main)

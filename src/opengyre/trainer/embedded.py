@@ -209,6 +209,8 @@ class EmbeddedCell:
         if odd := [one.odd for one in made if one.odd]:
             return _not_applied(f"the sum of the gradients of {odd[0]} is not finite", rate)
         norm = math.sqrt(sum(one.sum_squares for one in made))
+        if not math.isfinite(norm):
+            return _not_applied("the norm of the gradients is not finite", rate)
         scale = min(1.0, self._settings.optimizer.max_grad_norm / (norm + 1e-6))
         self._all(o.Did, lambda _: o.Apply(scale=scale))
         loss = counts.loss_sum / divisor
