@@ -315,7 +315,8 @@ def test_the_reference_of_each_stage_is_the_policy_the_run_began_with(num_stages
         reference.place()
     line = None
     for reference in references:
-        line = reference.run(step, line, targets)
+        received = None if line is None else line.requires_grad_()
+        line = reference.run(step, received, targets)
     assert line is not None
     assert not line.requires_grad
     assert torch.allclose(line, want, rtol=0, atol=1e-12)
