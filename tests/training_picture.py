@@ -37,12 +37,12 @@ from tests.training_svg import Kind, Span, svg_of
 
 NUM_STAGES = 2
 NUM_CELLS = 3
-NUM_GROUPS = 9
+NUM_GROUPS = 10
 NUM_MEMBERS = 4
 BUDGET_TOKENS = 64
 FORWARD_S = 0.0010
 """Of one token; backward takes twice as long."""
-READY_S = (0.0, 0.0, 0.2, 0.45, 0.6, 1.75, 1.75, 1.85, 1.85)
+READY_S = (0.0, 0.0, 0.2, 0.45, 0.6, 1.8, 1.8, 1.8, 2.05, 2.25)
 """When each group is ready; nothing comes for a while after the fifth."""
 LEAVES_S = (0.0, 0.42, 1.95)
 """When each cell is there to join."""
@@ -150,7 +150,6 @@ class Desk:
             made = self.stream.claim(cell, self.trace.now_s()).micro_step
             if not self.stream.is_closed and len(self.stream.assigned) == NUM_GROUPS:
                 self.stream.close(NUM_GROUPS)
-            if made is not None and not self.stream.is_window_open:
                 self.trace.add(Kind.CLOSED, self.trace.now_s())
             return made
 
@@ -200,7 +199,7 @@ def work(desk: Desk, cell: EmbeddedCell, number: int) -> None:
 def join(desk: Desk, cells: dict[int, EmbeddedCell], number: int, snapshot: Any) -> None:
     """As the controller admits a satellite: a member first, then its pull, then its claims."""
     with desk.changed:
-        assert desk.stream.is_window_open
+        assert not desk.stream.is_closed
         desk.stream.admit(number)
         desk.joining.add(number)
     begin_s = desk.trace.now_s()

@@ -125,16 +125,16 @@ def _axis(end_s: float, scale: float, bottom: int) -> Iterator[str]:
 def _marks(spans: Iterable[Span], scale: float, bottom: int) -> Iterator[str]:
     """What happens to the stream: groups that get ready, and the end of the window."""
     yield f"<text x='8' y='{TOP - 52}'>ready</text>"
-    height: dict[int, int] = {}
+    free_from = 0.0
     for one in (one for one in spans if one.stage == 0):
         x = LEFT + one.begin_s * scale
         match one.kind:
             case Kind.READY:
-                place = height.setdefault(round(x / 8), 0)
-                height[round(x / 8)] += 1
+                at = max(x + 2, free_from)
+                free_from = at + 22
                 yield f"<g><title>{one.title}</title>"
                 yield f"<path d='M{x:.1f} {TOP - 46}V{bottom}' stroke='#cccccc'/>"
-                yield f"<text x='{x + 2 + 24 * place:.1f}' y='{TOP - 52}'>g{one.number}</text></g>"
+                yield f"<text x='{at:.1f}' y='{TOP - 52}'>g{one.number}</text></g>"
             case Kind.CLOSED:
                 yield f"<g><title>{one.title}</title>"
                 yield (
@@ -143,7 +143,7 @@ def _marks(spans: Iterable[Span], scale: float, bottom: int) -> Iterator[str]:
                 )
                 yield (
                     f"<text x='{x - 4:.1f}' y='{TOP - 18}' text-anchor='end' fill='#d62728'>"
-                    "all assigned and claimed: the window closes</text></g>"
+                    "all groups are assigned: the window closes</text></g>"
                 )
             case Kind.PULL:
                 yield f"<text x='{x:.1f}' y='{TOP - 34}'>cell {one.cell} joins</text>"
