@@ -65,27 +65,29 @@ class PrefixGroups:
 
         Raises BoundaryError (retryable) if a member is gone or does not come in time.
         """
-        copy = flat.detach().to("cpu", copy=True)
         if rendezvous.size == 1:
-            return copy.to(flat.device)
-        words = self._reduce(copy, rendezvous, stage)
-        if words:
+            return flat.detach().clone()
+        reduced = self._reduce(flat, rendezvous, stage)
+        if isinstance(reduced, str):
             self._made.pop((rendezvous.name, stage), None)
-            what = f"group {rendezvous.name}, stage {stage}: {words}"
+            what = f"group {rendezvous.name}, stage {stage}: {reduced}"
             raise BoundaryError("reduce", what, retryable=True)
-        return copy.to(flat.device)
+        return reduced.to(flat.device)
 
     def close(self) -> None:
         self._made.clear()
         self._store = None
 
-    def _reduce(self, copy: Tensor, rendezvous: Rendezvous, stage: int) -> str:
-        """What failed, or "". The error itself would keep the group, and its connections, alive."""
+    def _reduce(self, flat: Tensor, rendezvous: Rendezvous, stage: int) -> Tensor | str:
+        """The reduced copy, or what failed: the error itself would keep the group, and its
+        connections, alive."""
         try:
-            _reduce_in_place(copy, self._group(rendezvous, stage), self._limits)
+            group = self._group(rendezvous, stage)
+            copy = flat.detach().to("cpu", copy=True)
+            _reduce_in_place(copy, group, self._limits)
         except RuntimeError as error:  # torch has no narrower one for all that gloo meets
             return str(error).partition("This is typically")[0].strip() or "gloo failed"
-        return ""
+        return copy
 
     def _group(self, rendezvous: Rendezvous, stage: int) -> Group:
         key = (rendezvous.name, stage)
