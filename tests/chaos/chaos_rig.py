@@ -7,7 +7,7 @@ import contextlib
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from opengyre.store.observations import MicroStepDone, MicroStepReturned, StepRe
 from opengyre.store.run_folder import open_run_folder
 from opengyre.trainer.group_limits import GroupLimits
 from opengyre.views.verify import verify_run
+from tests.chaos.faults import Fault, Moment
 
 STAGED = Path(__file__).with_name("staged.toml")
 LEASE_S = 6.0
@@ -39,7 +40,6 @@ SCHEDULE = (
     "schedule.publish_timeout_s=8",
     "topology.num_cells=2",
     "topology.slots_per_cell=4",
-    "topology.slots_per_standalone=13",
     "training.micro_step_tokens=560",
     "store.keep_checkpoints=2",
 )
@@ -69,6 +69,13 @@ def drive_struck(
             config=config,
             deadline_s=deadline_s,
         )
+
+
+def slots_for(faults: Sequence[Fault]) -> str:
+    """So many that cells leave rollout early and train together; if the core is to be struck on its
+    way back, so few that it is not kept in training."""
+    returns = any(one.cell == 0 and one.moment is Moment.RETURN for one in faults)
+    return f"topology.slots_per_standalone={13 if returns else 24}"
 
 
 def num_steps_for(num_faults: int) -> int:

@@ -14,7 +14,7 @@ from run_rig import EXAMPLE, Driven, until
 from opengyre.runtime.run import Run
 from tests.chaos.chaos_rig import STAGED, drive_struck
 from tests.chaos.faults import Moment
-from tests.chaos.striker import stage_pids
+from tests.chaos.striker import absent, stage_pids
 from tests.chaos.tap import Seen, Tap
 
 SATELLITE = 1
@@ -27,7 +27,7 @@ class Scene:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.tap = Tap(run, self._see, may_save=lambda: True)
+        self.tap = Tap(run, self._see, may_save=lambda: not absent(run))
         self._awaited: dict[Moment, asyncio.Future[Seen]] = {}
 
     def _see(self, seen: Seen) -> None:
@@ -66,6 +66,7 @@ def drive_scene(folder: Path, tasks: Path, play: Play, *overrides: str, is_stage
         folder,
         tasks,
         f"run.num_steps={NUM_STEPS}",
+        "topology.slots_per_standalone=13",
         *sets,
         *overrides,
         watch=watch,

@@ -48,7 +48,7 @@ class Striker:
             Tap(
                 run,
                 lambda seen: self._see(run, seen, tasks),
-                may_save=lambda: not _absent(run),
+                may_save=lambda: not absent(run),
             )
             while self.left:
                 await until(lambda: _do_all_serve(run))
@@ -107,7 +107,7 @@ def _life(run: Run, fault: Fault) -> int:
     return run.processes.incarnation(f"c{fault.cell}")
 
 
-def _absent(run: Run) -> list[str]:
+def absent(run: Run) -> list[str]:
     """Engines that died and are not back yet, by the scheduler."""
     engines = run.scheduler.snapshot().engines
     return [str(one.engine) for one in engines if one.state is EngineState.ABSENT]
@@ -115,4 +115,4 @@ def _absent(run: Run) -> list[str]:
 
 def _do_all_serve(run: Run) -> bool:
     engines = run.scheduler.snapshot().engines
-    return not _absent(run) and all(run.processes.is_alive(one.engine) for one in engines)
+    return not absent(run) and all(run.processes.is_alive(one.engine) for one in engines)

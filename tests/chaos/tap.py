@@ -34,7 +34,8 @@ class Seen:
 
 class Tap:
     """`on` is called in the loop at each moment. A checkpoint is held until `may_save()`.
-    `num_dropped`: how often a cell was told to forget a step."""
+    `num_dropped`: how often a cell was told to forget a step. `before` is called with each message
+    that is about to be sent, and to whom."""
 
     def __init__(
         self, run: Run, on: Callable[[Seen], None], *, may_save: Callable[[], bool]
@@ -42,6 +43,7 @@ class Tap:
         self._run = run
         self._on = on
         self._may_save = may_save
+        self.before: Callable[[str, m.Message], None] = lambda name, message: None
         self._in_hand: Counter[int] = Counter()
         self.num_dropped: Counter[int] = Counter()
         self._call = run.processes.call
@@ -56,6 +58,7 @@ class Tap:
             await until(self._may_save)
         if isinstance(message, m.DropStep):
             self.num_dropped[int(name[1:])] += 1
+        self.before(name, message)
         answer = asyncio.ensure_future(self._call(name, message, **more))
         try:
             await asyncio.sleep(0)
@@ -78,7 +81,9 @@ class Tap:
                 return [(Moment.JOIN, cell)]
             case m.Settle():
                 return [(Moment.SETTLE, cell)]
-            case m.ReduceTogether() | m.ShareGradients() | m.ReduceStep():
+            case m.ReduceTogether() | m.ShareGradients():
+                return [(Moment.REDUCE, cell)]
+            case m.ReduceStep() if message.members:
                 return [(Moment.REDUCE, cell)]
             case m.FreezeAll() | m.BeTrainer() if cell is not None and self._leaves(cell):
                 return [(Moment.LEAVE, cell)]

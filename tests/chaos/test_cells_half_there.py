@@ -1,5 +1,6 @@
 """Cells that go on after they were given up, are called back in mid-step, or come up in part."""
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from run_rig import make_trails, until
 
 from opengyre.control import facts as f
-from opengyre.control.cells import CellRole
+from opengyre.runtime import messages as m
 from opengyre.runtime.run import Run
 from opengyre.store.observations import MemberJoined, MicroStepReturned, RoleChange
 from tests.chaos.chaos_rig import assert_it_held
@@ -84,22 +85,56 @@ def test_a_satellite_recalled_with_work_in_hand_gives_it_back_and_its_late_word_
     assert {one.cell for one in driven.all(MicroStepReturned)} >= {SATELLITE}
 
 
+@pytest.mark.parametrize("kind", STAGES)
+def test_a_run_that_ends_while_a_cell_stands_still_ends_in_order_and_leaves_nothing(
+    kind: tuple[bool, int], tmp_path: Path, trails: Path
+) -> None:
+    is_staged, stage = kind
+
+    async def play(scene: Scene) -> None:
+        is_last = asyncio.Event()
+
+        def look(name: str, message: m.Message) -> None:
+            if isinstance(message, m.SaveState) and f"step-{NUM_STEPS}." in message.folder:
+                is_last.set()
+                os.kill(scene.pid(stage), signal.SIGSTOP)
+
+        scene.tap.before = look
+        await is_last.wait()
+
+    driven = drive_scene(tmp_path, trails, play, is_staged=is_staged)
+    assert_it_held(driven, num_steps=NUM_STEPS)
+
+
 def test_a_cell_one_stage_of_which_cannot_pull_takes_no_part_in_that_step(
     tmp_path: Path, trails: Path
 ) -> None:
     """What the core's second stage shows of the weights between two publications goes away."""
 
     async def play(scene: Scene) -> None:
-        view = scene.run.scheduler.snapshot
-        await until(lambda: view().role_by_cell[SATELLITE] is CellRole.TRAINING)
-        await until(lambda: view().step_in_burst == 2)
-        for shown in scene.run.opened.planes.glob("c0-1-weights.*"):
-            shown.unlink()
-        await scene.moment(Moment.JOIN)
+        run, taken = scene.run, asyncio.Event()
+
+        def take_away(name: str, message: m.Message) -> None:
+            match message:
+                case m.JoinStep() if name == "c1" and message.version > _published(run):
+                    for shown in run.opened.planes.glob("c0-1-weights.*"):
+                        shown.unlink()
+                    scene.tap.before = lambda name, message: None
+                    taken.set()
+
+        scene.tap.before = take_away
+        await taken.wait()
 
     driven = drive_scene(tmp_path, trails, play, is_staged=True)
     assert_it_held(driven, num_steps=NUM_STEPS)
+    refused = [one for one in driven.all(f.CommandFailed) if "c0-1-weights" in one.reason]
+    assert len(refused) == 1
     assert not driven.all(f.EngineLost)
+    assert driven.all(MemberJoined)
+
+
+def _published(run: Run) -> int:
+    return run.scheduler.snapshot().published_version
 
 
 def test_a_cell_one_stage_of_which_dies_at_its_start_is_started_again(

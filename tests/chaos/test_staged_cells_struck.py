@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from run_rig import make_trails
 
-from tests.chaos.chaos_rig import STAGED, assert_it_held, drive_struck, num_steps_for
+from tests.chaos.chaos_rig import STAGED, assert_it_held, drive_struck, num_steps_for, slots_for
 from tests.chaos.faults import Fault, chains, matrix, sample
 from tests.chaos.striker import Striker
 
@@ -29,6 +29,7 @@ def _check(folder: Path, trails: Path, faults: list[Fault]) -> None:
         folder,
         trails,
         f"run.num_steps={num_steps_for(len(faults))}",
+        slots_for(faults),
         watch=striker.watch,
         config=STAGED,
         deadline_s=400,
