@@ -27,7 +27,6 @@ from opengyre.trainer.wire import add_counts
 
 SHOWN_AFTER_S = 10.0
 MAX_GROUP_FAILURES = 2
-GRACE_S = 5.0
 CORE = 0
 
 Lives = tuple[str, ...]
@@ -154,11 +153,13 @@ class Reducer:
         self, messages: Mapping[int, m.Message], within_s: float, *, is_together: bool = False
     ) -> dict[int, Any]:
         """All at once; by cell, in order, the answer or the BoundaryError. `is_together`: who has
-        no answer when another has failed, or the core has ended, is not waited for to the end."""
+        no answer when another failed, or the core has all sums, is not waited for to the end."""
         lives = {cell: self._processes.incarnation(f"c{cell}") for cell in messages}
         async with asyncio.TaskGroup() as group:
             calls = {
-                group.create_task(self._answer(cell, message, within_s + GRACE_S)): cell
+                group.create_task(
+                    self._answer(cell, message, within_s + self._limits.grace_s)
+                ): cell
                 for cell, message in messages.items()
             }
             silent = await self._silent(calls, within_s, is_together)
