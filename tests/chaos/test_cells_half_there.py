@@ -127,7 +127,7 @@ def test_a_cell_one_stage_of_which_cannot_pull_takes_no_part_in_that_step(
 
     driven = drive_scene(tmp_path, trails, play, is_staged=True)
     assert_it_held(driven, num_steps=NUM_STEPS)
-    refused = [one for one in driven.all(f.CommandFailed) if "c0-1-weights" in one.reason]
+    refused = [one for one in driven.all(f.CommandUnknown) if "c0-1-weights" in one.reason]
     assert len(refused) == 1
     assert not driven.all(f.EngineLost)
     assert driven.all(MemberJoined)

@@ -10,7 +10,7 @@ from tests.chaos.chaos_rig import STAGED, assert_it_held, drive_struck, num_step
 from tests.chaos.faults import Fault, chains, matrix, sample
 from tests.chaos.striker import Striker
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = pytest.mark.timeout(600)
 
 NUM_STAGES = 2
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
@@ -32,7 +32,7 @@ def _check(folder: Path, trails: Path, faults: list[Fault]) -> None:
         slots_for(faults),
         watch=striker.watch,
         config=STAGED,
-        deadline_s=400,
+        deadline_s=540,
     )
     assert_it_held(driven, num_steps=num_steps_for(len(faults)))
     assert not striker.left
