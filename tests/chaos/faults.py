@@ -74,7 +74,8 @@ def sample(num_stages: int, *, seed: int) -> list[Fault]:
 
 
 def chains(faults: list[Fault]) -> list[list[Fault]]:
-    """Faults of one run after another: of each cell at most `MOST_FOR_ONE`."""
+    """Faults of one run after another: of each cell at most `MOST_FOR_ONE`. The first run has most
+    of them."""
     runs: list[list[Fault]] = []
     for cell in (0, 1):
         own = [one for one in faults if one.cell == cell]
