@@ -135,6 +135,13 @@ def test_the_columns_that_are_explained_are_those_of_gyre_run_show() -> None:
     assert [line.split()[1] for line in lines[:3]] == ["c0", "c1", "c2"]
 
 
+def test_every_figure_stands_in_the_page_of_measurements() -> None:
+    measured = (ROOT / "benchmarks" / "README.md").read_text()
+    figures = re.findall(r"\d+\.\d+", PAGE.partition("## Numbers")[2].partition("\n## ")[0])
+    assert len(figures) > 8
+    assert [one for one in figures if one not in measured] == []
+
+
 def test_files_and_pages_that_the_page_names_exist() -> None:
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", PAGE):
         assert (ROOT / "docs" / link).exists(), link
