@@ -67,6 +67,7 @@ class EmbeddedCell:
         self._ledger = StepLedger()
         self._is_serving = False
         self._followed = [StageTimes()] * len(self._followers)
+        self._untold = StepCounts()
         self._before: list[StageTimes] = []
         self._opened_s = 0.0
 
@@ -80,13 +81,11 @@ class EmbeddedCell:
 
     def leave_training(self) -> None:
         """Give the module back as it was; memory of gradients is free on return. Idempotent."""
-        self._drain()
-        self._ledger.forget()
+        self._forget()
         self._all(o.Did, lambda stage: o.Leave(keeps_weights=self._is_core or stage == 0))
 
     def open_step(self, step: int, version: int, snapshot: Snapshot | None) -> int:
-        self._drain()
-        self._ledger.forget()
+        self._forget()
         self._all(o.Did, lambda _: o.Open())
         verified = version if snapshot is None else self.load(snapshot)
         self._ledger.open(step, verified)
@@ -97,16 +96,16 @@ class EmbeddedCell:
         """Raises BoundaryError for work of another step or version; sums are then untouched."""
         self._ledger.start(micro_step)
         if not micro_step.num_trained_tokens:
-            return self._finished([Finished(number=micro_step.number, told=Told())])
+            return self._told([Finished(number=micro_step.number, told=Told())])
         self._serve()
-        return self._finished(self._lead.run(micro_step))
+        return self._told(self._lead.run(micro_step))
 
     def finish_one(self) -> StepCounts:
         """After the last one all stages stand at one boundary, and wait without using a core."""
         ended = self._lead.finish_one()
         if self._is_serving and not self._lead.num_in_flight:
             ended += self._lead.pause()
-        return self._finished(ended)
+        return self._told(ended)
 
     def settle(self, step: int) -> tuple[StepCounts, list[StageTimes]]:
         self._ledger.check_open(step)
@@ -115,8 +114,7 @@ class EmbeddedCell:
         return self._ledger.settled([one.odd for one in found]), self._step_times()
 
     def drop_sums(self) -> None:
-        self._drain()
-        self._ledger.forget()
+        self._forget()
         self._all(o.Did, lambda _: o.Drop())
 
     def expose_gradients(self, step: int) -> tuple[Snapshot, StepCounts]:
@@ -226,6 +224,12 @@ class EmbeddedCell:
         self._one(o.Did, 0, o.AddTied(part=shared[1]))
         self._one(o.Did, last, o.AddTied(part=shared[0]))
 
+    def _forget(self) -> None:
+        """What is in flight ends, and no step is open."""
+        self._drain()
+        self._ledger.forget()
+        self._untold = StepCounts()
+
     def _serve(self) -> None:
         if self._followers and not self._is_serving:
             self._is_serving = True
@@ -236,7 +240,7 @@ class EmbeddedCell:
         """Nothing is in flight, and every stage listens to orders again."""
         if not self._is_serving:
             return
-        self._finished(self._lead.drain())
+        self._untold = self._told(self._lead.drain())
         self._is_serving = False
         served = [_expect(o.Served, one.answer()) for one in self._followers]
         self._followed = [one.times for one in served]
@@ -253,7 +257,12 @@ class EmbeddedCell:
             for before, now in zip(self._before, self._totals(), strict=True)
         ]
 
-    def _finished(self, ended: Sequence[Finished]) -> StepCounts:
+    def _told(self, ended: Sequence[Finished]) -> StepCounts:
+        """The counts of what ended, and of what did while something else was asked for."""
+        untold, self._untold = self._untold, StepCounts()
+        return add_counts(untold, self._booked(ended))
+
+    def _booked(self, ended: Sequence[Finished]) -> StepCounts:
         """The counts of micro-steps that ended, added to the books."""
         total = StepCounts()
         for one in ended:

@@ -186,6 +186,7 @@ class EngineServer:
         self.is_door_open = True
         self._engine = engine
         self._server: asyncio.Server | None = None
+        self._is_closed = False
         self._connections: dict[_Connection, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
@@ -198,6 +199,7 @@ class EngineServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._is_closed = True
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
@@ -221,6 +223,9 @@ class EngineServer:
     async def _on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        if self._is_closed:  # accepted before, begun after
+            writer.close()
+            return
         connection = _Connection(self._engine, self)
         task = asyncio.current_task()
         assert task is not None
