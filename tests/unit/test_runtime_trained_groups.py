@@ -309,7 +309,7 @@ def test_a_thread_that_makes_rows_sees_nothing_of_what_is_told_meanwhile(
         async with made.running():
             made.groups.look_ahead(GROUPS[:1], ())
             await asyncio.sleep(0.01)
-            made.book.executions["e000000"].turns.clear()
+            made.book.executions["e000001"].turns.clear()
             made.reader.may_read.set()
             await made.until(lambda: made.num_wakes == 1)
 

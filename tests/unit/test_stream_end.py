@@ -14,7 +14,7 @@ from opengyre.trajectory.bundles import Bundle
 from tests.training_rows import alone, line_row
 
 Sizes = list[list[int]]
-STEADY = settings(max_examples=60, deadline=None, derandomize=True)
+STEADY = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 @cache

@@ -108,7 +108,7 @@ def test_what_comes_next_is_told_at_each_offer_and_each_assignment_alone() -> No
     ]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data())
 def test_whenever_groups_are_prepared_each_row_is_claimed_once(data: st.DataObject) -> None:
     shelf = Shelf()
