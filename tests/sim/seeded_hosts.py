@@ -8,6 +8,7 @@ of one executor runs in its order; a killed host runs nothing more and its exit 
 import asyncio
 import contextvars
 import functools
+import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -176,10 +177,16 @@ class WorldLoop(SeededLoop):
             self.kill_host(host, returncode)
 
     def _tasks_of(self, host: Host) -> list[str]:
-        """What still runs in a host that is about to end by itself."""
+        """What still runs in a host that is about to end by itself. What never began to run (a
+        connection that was taken in the last moment) holds nothing."""
         own = asyncio.current_task(self)
-        left = [one for one in asyncio.all_tasks(self) if getattr(one, "host", None) is host]
-        return sorted(f"{host.name}: {one.get_coro()!r}"[:200] for one in left if one is not own)
+        left: list[Any] = [
+            one.get_coro()
+            for one in asyncio.all_tasks(self)
+            if getattr(one, "host", None) is host and one is not own
+        ]
+        begun = [one for one in left if inspect.getcoroutinestate(one) != inspect.CORO_CREATED]
+        return sorted(f"{host.name}: {one!r}"[:200] for one in begun)
 
     # ---- what asyncio asks of a loop
 
