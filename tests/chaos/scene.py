@@ -9,13 +9,14 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from run_rig import EXAMPLE, Driven, until
+from run_rig import EXAMPLE, Driven
 
+from opengyre.runtime import messages as m
 from opengyre.runtime.run import Run
 from tests.chaos.chaos_rig import STAGED, drive_struck
 from tests.chaos.faults import Moment
 from tests.chaos.striker import absent, stage_pids
-from tests.chaos.tap import Seen, Tap
+from tests.chaos.tap import Seen, Tap, until
 
 SATELLITE = 1
 NUM_STEPS = 8
@@ -38,6 +39,20 @@ class Scene:
         """The next one of the satellite."""
         self._awaited[moment] = asyncio.get_running_loop().create_future()
         return await self._awaited[moment]
+
+    async def before(
+        self, is_it: Callable[[m.Message], bool], act: Callable[[], None], *, of: str = "c1"
+    ) -> None:
+        """`act` once, just before the first message to cell `of` that `is_it` is sent."""
+        acted = asyncio.Event()
+
+        def look(name: str, message: m.Message) -> None:
+            if name == of and not acted.is_set() and is_it(message):
+                acted.set()
+                act()
+
+        self.tap.before = look
+        await acted.wait()
 
     async def dropped(self) -> None:
         """The satellite is told to forget the step that is open."""

@@ -12,12 +12,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from run_rig import until
-
 from opengyre.control.cells import EngineState
 from opengyre.runtime.run import Run
 from tests.chaos.faults import Fault
-from tests.chaos.tap import Seen, Tap
+from tests.chaos.tap import Seen, Tap, until
 
 log = logging.getLogger(__name__)
 

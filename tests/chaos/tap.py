@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from run_rig import until
-
 from opengyre.control.cells import CellRole
 from opengyre.runtime import messages as m
 from opengyre.runtime.run import Run
 from tests.chaos.faults import Moment
 
 PAUSE_S = 0.1
+LOOK_S = 0.01
+PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +119,12 @@ class Tap:
     def finished(self, told: m.Finished) -> None:
         self._in_hand[told.cell] = max(0, self._in_hand[told.cell] - 1)
         self._finished(told)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Look again and again, for as long as a start on a busy machine may take."""
+    for _ in range(int(PATIENCE_S / LOOK_S)):
+        if is_so():
+            return
+        await asyncio.sleep(LOOK_S)
+    raise TimeoutError

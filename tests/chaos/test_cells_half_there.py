@@ -1,12 +1,12 @@
 """Cells that go on after they were given up, are called back in mid-step, or come up in part."""
 
-import asyncio
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from run_rig import make_trails, until
+from run_rig import make_trails
 
 from opengyre.control import facts as f
 from opengyre.runtime import messages as m
@@ -16,6 +16,7 @@ from tests.chaos.chaos_rig import assert_it_held
 from tests.chaos.faults import Moment
 from tests.chaos.scene import NUM_STEPS, SATELLITE, Scene, drive_scene
 from tests.chaos.striker import stage_pids
+from tests.chaos.tap import until
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -38,9 +39,8 @@ def test_a_cell_that_goes_on_after_its_step_dropped_it_disturbs_nothing(
     is_staged, stage = kind
 
     async def play(scene: Scene) -> None:
-        await scene.moment(Moment.JOIN)
+        await scene.before(lambda message: isinstance(message, m.JoinStep), _stop(scene, stage))
         pid = scene.pid(stage)
-        os.kill(pid, signal.SIGSTOP)
         await scene.dropped()
         os.kill(pid, signal.SIGCONT)
 
@@ -92,15 +92,7 @@ def test_a_run_that_ends_while_a_cell_stands_still_ends_in_order_and_leaves_noth
     is_staged, stage = kind
 
     async def play(scene: Scene) -> None:
-        is_last = asyncio.Event()
-
-        def look(name: str, message: m.Message) -> None:
-            if isinstance(message, m.SaveState) and f"step-{NUM_STEPS}." in message.folder:
-                is_last.set()
-                os.kill(scene.pid(stage), signal.SIGSTOP)
-
-        scene.tap.before = look
-        await is_last.wait()
+        await scene.before(_is_last_checkpoint, _stop(scene, stage), of="c0")
 
     driven = drive_scene(tmp_path, trails, play, is_staged=is_staged)
     assert_it_held(driven, num_steps=NUM_STEPS)
@@ -112,18 +104,11 @@ def test_a_cell_one_stage_of_which_cannot_pull_takes_no_part_in_that_step(
     """What the core's second stage shows of the weights between two publications goes away."""
 
     async def play(scene: Scene) -> None:
-        run, taken = scene.run, asyncio.Event()
+        def take_away() -> None:
+            for shown in scene.run.opened.planes.glob("c0-1-weights.*"):
+                shown.unlink()
 
-        def take_away(name: str, message: m.Message) -> None:
-            match message:
-                case m.JoinStep() if name == "c1" and message.version > _published(run):
-                    for shown in run.opened.planes.glob("c0-1-weights.*"):
-                        shown.unlink()
-                    scene.tap.before = lambda name, message: None
-                    taken.set()
-
-        scene.tap.before = take_away
-        await taken.wait()
+        await scene.before(lambda message: _joins_unpublished(scene.run, message), take_away)
 
     driven = drive_scene(tmp_path, trails, play, is_staged=True)
     assert_it_held(driven, num_steps=NUM_STEPS)
@@ -131,10 +116,6 @@ def test_a_cell_one_stage_of_which_cannot_pull_takes_no_part_in_that_step(
     assert len(refused) == 1
     assert not driven.all(f.EngineLost)
     assert driven.all(MemberJoined)
-
-
-def _published(run: Run) -> int:
-    return run.scheduler.snapshot().published_version
 
 
 def test_a_cell_one_stage_of_which_dies_at_its_start_is_started_again(
@@ -151,6 +132,19 @@ def test_a_cell_one_stage_of_which_dies_at_its_start_is_started_again(
     assert_it_held(driven, num_steps=NUM_STEPS)
     assert [one.incarnation for one in driven.all(f.EngineLost)] == [1, 2]
     assert [one.cell for one in driven.all(RoleChange)]
+
+
+def _stop(scene: Scene, stage: int) -> Callable[[], None]:
+    return lambda: os.kill(scene.pid(stage), signal.SIGSTOP)
+
+
+def _is_last_checkpoint(message: m.Message) -> bool:
+    return isinstance(message, m.SaveState) and f"step-{NUM_STEPS}." in message.folder
+
+
+def _joins_unpublished(run: Run, message: m.Message) -> bool:
+    published = run.scheduler.snapshot().published_version
+    return isinstance(message, m.JoinStep) and message.version > published
 
 
 def _is_short_without(run: Run, engine: str) -> bool:
