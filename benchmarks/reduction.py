@@ -34,7 +34,7 @@ from tests.integration.reduce_rig import ReduceRig
 
 SIZES_MB = (3, 30, 240)
 NUM_MEMBERS = (2, 3, 4)
-NUM_ROUNDS = 3
+NUM_ROUNDS = 5
 NUM_FRESH = 20
 KILLS_MB = 64
 NUM_KILLS = 3
