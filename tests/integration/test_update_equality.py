@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from opengyre.seams.cells import CellBackend, StepCounts, UpdateNorms
@@ -36,7 +35,8 @@ from opengyre.trajectory.tree import Tree, line_ids
 from opengyre.trajectory.turns import ForkReason, Role, SampledSpan, TurnTokens
 from opengyre.transport.weights_shm import SharedMemoryPlane
 from tests.float64_models import in_float64
-from tests.training_rows import line_logprobs, trained_depths, tree_of_line
+from tests.plain_training import PlainTrainer, Weights, logprobs_alone, worst_relative
+from tests.training_rows import trained_depths, tree_of_line
 
 VOCABULARY = 48
 NUM_GROUPS = 6
@@ -47,7 +47,6 @@ OBJECTIVE = ObjectiveSettings(clip_low=0.98, clip_high=1.02)
 SETTINGS = StageSettings(
     loss=StreamedLoss(settings=OBJECTIVE), optimizer=OPTIMIZER, temperature=TEMPERATURE
 )
-Weights = dict[str, np.ndarray]
 MakeRun = Callable[["_Story"], "_Run"]
 MAX_ROUNDS = 200
 BUNDLE_TOKENS = 40
@@ -67,13 +66,6 @@ def _model() -> Qwen3ForCausalLM:
         initializer_range=0.2,
     )
     return in_float64(Qwen3ForCausalLM(config))
-
-
-def _logprobs_alone(model: Qwen3ForCausalLM, ids: Sequence[int]) -> Tensor:
-    """Logprob of ids[1:], shape [T - 1], by a plain forward of one sequence."""
-    tokens = torch.tensor([ids])
-    logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]
-    return (logits / TEMPERATURE).log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
 
 
 def _tree(model: Qwen3ForCausalLM, numbers: np.random.Generator, *, is_forked: bool) -> Tree:
@@ -109,7 +101,7 @@ def _tree(model: Qwen3ForCausalLM, numbers: np.random.Generator, *, is_forked: b
 
 def _drifted(model: Qwen3ForCausalLM, ids: Sequence[int], drift: float) -> list[float]:
     with torch.no_grad():
-        return [0.0, *(_logprobs_alone(model, ids) + drift).tolist()]
+        return [0.0, *(logprobs_alone(model, ids, TEMPERATURE) + drift).tolist()]
 
 
 @pytest.fixture(scope="module", params=list(Layout))
@@ -150,32 +142,13 @@ def _names(step: int) -> list[str]:
 @pytest.fixture(scope="module")
 def reference(groups: dict[str, tuple[Bundle, ...]]) -> list[Weights]:
     """Weights after each step: every path alone, the formulas written out, plain AdamW."""
-    model = _model()
-    adamw = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
-    after = []
-    for step in range(NUM_STEPS):
-        rows = [row for name in _names(step) for one in groups[name] for row in one.rows]
-        executions = {row.execution for row in rows}
-        loss = sum(_row_loss(model, row) for row in rows) / len(executions)
-        adamw.zero_grad()
-        assert isinstance(loss, Tensor)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.max_grad_norm)
-        for group in adamw.param_groups:
-            group["lr"] = OPTIMIZER.learning_rate * (step + 1) / 2
-        adamw.step()
-        after.append({n: p.detach().numpy().copy() for n, p in model.named_parameters()})
-    return after
-
-
-def _row_loss(model: Qwen3ForCausalLM, row: Row) -> Tensor:
-    depths = torch.tensor(trained_depths(row.path))
-    new = _logprobs_alone(model, line_ids(row.path.leaf).tolist())[depths - 1]
-    old = torch.tensor(line_logprobs(row.path), dtype=torch.float64)[depths]
-    ratio = (new.detach() - old).mean().exp() * (new - new.detach()).exp()
-    clipped = ratio.clamp(OBJECTIVE.clip_low, OBJECTIVE.clip_high)
-    losses = -torch.minimum(ratio * row.advantage, clipped * row.advantage)
-    return losses.sum() / row.num_execution_tokens
+    trainer = PlainTrainer(_model(), SETTINGS)
+    return [
+        trainer.update(
+            [r for name in _names(step) for one in groups[name] for r in one.rows]
+        ).weights
+        for step in range(NUM_STEPS)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,13 +298,6 @@ def make_run(tmp_path: Path, groups: dict[str, tuple[Bundle, ...]]) -> Iterator[
     assert list(tmp_path.iterdir()) == []
 
 
-def _worst_relative(got: Weights, want: Weights) -> float:
-    assert got.keys() == want.keys()
-    return max(
-        float(np.abs(got[name] - want[name]).max() / np.abs(want[name]).max()) for name in want
-    )
-
-
 @pytest.mark.parametrize("title", list(STORIES))
 def test_two_updates_equal_the_reference_whoever_ran_what(
     title: str, make_run: MakeRun, reference: list[Weights]
@@ -342,7 +308,7 @@ def test_two_updates_equal_the_reference_whoever_ran_what(
         norms = run.step(step)
         assert norms.is_applied
         assert norms.grad_norm > OPTIMIZER.max_grad_norm
-        assert _worst_relative(run.core.parameters(), reference[step]) < 1e-9
+        assert worst_relative(run.core.parameters(), reference[step]) < 1e-9
     assert (run.num_returned > 0) is story.has_death
 
 
@@ -379,7 +345,7 @@ def _gain(before: Qwen3ForCausalLM, after: Qwen3ForCausalLM, row: Row) -> float:
     depths = torch.tensor(trained_depths(row.path))
     ids = line_ids(row.path.leaf).tolist()
     with torch.no_grad():
-        gains = _logprobs_alone(after, ids) - _logprobs_alone(before, ids)
+        gains = logprobs_alone(after, ids, TEMPERATURE) - logprobs_alone(before, ids, TEMPERATURE)
     return float(gains[depths - 1].mean())
 
 
@@ -398,7 +364,7 @@ def test_a_satellite_that_dies_in_the_reduce_costs_only_its_part(
         run.claim(stream, 1)
         run.claim(stream, 0)
     assert run.commit(stream).is_applied
-    assert _worst_relative(run.core.parameters(), reference[0]) < 1e-9
+    assert worst_relative(run.core.parameters(), reference[0]) < 1e-9
 
 
 def test_a_number_that_is_not_finite_never_reaches_the_weights(make_run: MakeRun) -> None:
@@ -486,7 +452,7 @@ def test_a_satellite_process_joins_works_and_is_killed_without_a_trace_in_the_up
         if stream.is_drained:
             break
     assert run.commit(stream).is_applied
-    assert _worst_relative(run.core.parameters(), reference[0]) < 1e-9
+    assert worst_relative(run.core.parameters(), reference[0]) < 1e-9
     leftover = SharedMemoryPlane(tmp_path, slot="process.g")
     leftover.expose({"sums": np.zeros(1)}, 0)
     leftover.close()
