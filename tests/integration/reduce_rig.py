@@ -33,7 +33,9 @@ from tests.training_rows import alone, line_row
 
 MODULE = "tests.integration.reduce_cell"
 GROUPS_PER_STEP = 4
-LIMITS = GroupLimits(construct_s=1.5, stall_s=1.0, reduce_s=10.0, grace_s=2.0, settle_s=2.0)
+LIMITS = GroupLimits(
+    meet_s=1.0, connect_s=1.5, stall_s=1.0, reduce_s=10.0, grace_s=2.0, settle_s=2.0
+)
 WAIT_S = 60.0
 NO_FIGURES = StepFigures(
     mean_reward=None, mean_shaped=None, watched_share=None, members=[], num_no_variance=0

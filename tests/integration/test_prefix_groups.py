@@ -17,7 +17,7 @@ from opengyre.seams.errors import BoundaryError
 from opengyre.trainer.group_limits import NUM_KEPT, GroupLimits
 from opengyre.trainer.prefix_groups import GroupStore, PrefixGroups
 
-SHORT = GroupLimits(construct_s=1.0, stall_s=0.5, reduce_s=5.0)
+SHORT = GroupLimits(meet_s=1.0, connect_s=1.0, stall_s=0.5, reduce_s=5.0)
 LOOPBACK_HEX = "0100007F"
 TCP_LISTEN = "0A"
 
@@ -183,5 +183,5 @@ def test_a_core_that_starts_again_hosts_another_store_and_its_members_follow(cel
 
 
 def test_members_give_up_before_the_controller_does() -> None:
-    for limits in (GroupLimits(), replace(GroupLimits(), construct_s=30.0, reduce_s=600.0)):
+    for limits in (GroupLimits(), replace(GroupLimits(), meet_s=30.0, reduce_s=600.0)):
         assert limits.construct_s + limits.reduce_s < limits.answer_s

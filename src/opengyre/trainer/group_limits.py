@@ -15,17 +15,23 @@ too, so with the same number here and there none that it names is gone."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """At the members: all have met after `construct_s`, a chunk went through after `stall_s`, all
-    of them after `reduce_s`. At the controller: a member stands still after `settle_s`, and has
-    shared its sums or pulled those of others after `star_s`; it is given `grace_s` more than it
-    gives itself."""
+    """At the members: all have met after `meet_s` and are connected after `connect_s`, a chunk went
+    through after `stall_s`, all of them after `reduce_s`. At the controller: a member stands still
+    after `settle_s`, and has shared its sums or pulled those of others after `star_s`; it is given
+    `grace_s` more than it gives itself."""
 
-    construct_s: float = 2.0
+    meet_s: float = 2.0
+    connect_s: float = 2.5
     stall_s: float = 5.0
     reduce_s: float = 60.0
     grace_s: float = 5.0
     settle_s: float = 15.0
     star_s: float = 60.0
+
+    @property
+    def construct_s(self) -> float:
+        """A group is made."""
+        return self.meet_s + self.connect_s
 
     @property
     def answer_s(self) -> float:

@@ -20,6 +20,7 @@ from opengyre.seams.errors import BoundaryError
 from opengyre.trainer.group_limits import CHUNK_BYTES, DEFAULT, NUM_KEPT, GroupLimits
 
 LOOPBACK = "127.0.0.1"
+CONNECT_TRIES = 5
 Group = Any
 """A ProcessGroupGloo, of which torch's stubs know the name only."""
 _gloo: Any = ProcessGroupGloo
@@ -99,11 +100,15 @@ class PrefixGroups:
         return self._made[key]
 
     def _make(self, rendezvous: Rendezvous, stage: int) -> Group:
+        """Gloo takes up to five times its time to connect to one who is gone: first all meet."""
         options = _gloo._Options()
         options._devices = [self._device]
         options._threads = 1
-        options._timeout = timedelta(seconds=self._limits.construct_s)
+        options._timeout = timedelta(seconds=self._limits.connect_s / CONNECT_TRIES)
         store = PrefixStore(f"{rendezvous.name}/{stage}", self._store_at(rendezvous.store))
+        store.set(f"here/{rendezvous.rank}", "")
+        here = [f"here/{rank}" for rank in range(rendezvous.size)]
+        store.wait(here, timedelta(seconds=self._limits.meet_s))
         return _gloo(store, rendezvous.rank, rendezvous.size, options)
 
     def _store_at(self, address: str) -> TCPStore:
