@@ -86,7 +86,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert told == {
         "lease of a claim": CLAIM_LEASE_S,
         "settle": DEFAULT.settle_s,
-        "meeting in a group": DEFAULT.construct_s,
+        "making a group": DEFAULT.construct_s,
         "one chunk through a group": DEFAULT.stall_s,
         "a whole reduce": DEFAULT.reduce_s,
         "an order to a stage": ANSWER_S,
