@@ -3,6 +3,7 @@
 What was in flight leaves nothing behind: not in sums, not in counts, not in memory.
 """
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from opengyre.seams.cells import CellBackend, MicroStep
 from opengyre.seams.errors import BoundaryError
+from opengyre.seams.weights import Snapshot
 from opengyre.trajectory.bundles import Layout
 from tests.plain_training import worst_relative
 from tests.stage_stories import (
@@ -168,26 +170,29 @@ def test_no_life_of_a_cell_leaves_a_tensor_behind(
     tmp_path: Path, num_stages: int, is_core: bool
 ) -> None:
     """With a divergence, whose initial weights stay; with work in flight at the end of each."""
-    fleet = Fleet(Kind(kl_coefficient=KL), num_stages, tmp_path)
-    cell, work = fleet.make(is_core=is_core), micro_steps_of(_groups(), 1)
-    cell.enter_training()
-    snapshot = cell.expose_weights(0)
-    after = []
-    for _ in range(NUM_CYCLES):
+    with contextlib.closing(Fleet(Kind(kl_coefficient=KL), num_stages, tmp_path)) as fleet:
+        cell = fleet.make(is_core=is_core)
         cell.enter_training()
-        if is_core:
-            step_alone(cell, _groups(), 0)
-            cell.open_step(1, 1, None)
-        else:
-            cell.open_step(0, 0, snapshot)
-            _run_all(cell, micro_steps_of(_groups(), 0))
-            cell.expose_gradients(0)
-            cell.open_step(1, 1, None)
-        _run_all(cell, work[: num_stages + 2])
-        cell.leave_training()
-        after.append(_num_live())
+        snapshot = cell.expose_weights(0)
+        after = []
+        for _ in range(NUM_CYCLES):
+            _live_once(cell, None if is_core else snapshot)
+            after.append(_num_live())
     assert after[1:] == after[:1] * (NUM_CYCLES - 1)
-    fleet.close()
+
+
+def _live_once(cell: CellBackend, snapshot: Snapshot | None) -> None:
+    """One whole step and the beginning of another, from which the cell is taken away."""
+    cell.enter_training()
+    if snapshot is None:
+        step_alone(cell, _groups(), 0)
+    else:
+        cell.open_step(0, 0, snapshot)
+        _run_all(cell, micro_steps_of(_groups(), 0))
+        cell.expose_gradients(0)
+    cell.open_step(1, 1, None)
+    _run_all(cell, micro_steps_of(_groups(), 1)[:6])
+    cell.leave_training()
 
 
 def _run_all(cell: CellBackend, work: list[MicroStep]) -> None:

@@ -3,6 +3,7 @@
 AdamW's first update hides a factor of the gradient; its moments show it.
 """
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,13 +29,12 @@ def test_the_norm_is_the_whole_models_and_scales_all_stages_alike(
     tmp_path: Path, max_grad_norm: float, is_tied: bool, num_stages: int
 ) -> None:
     kind = Kind(is_tied=is_tied, max_grad_norm=max_grad_norm)
-    fleet = Fleet(kind, num_stages, tmp_path)
-    core = fleet.restored_core()
-    core.enter_training()
-    groups = groups_of(kind.family, Layout.TREE, is_tied=is_tied)
-    for step, want in enumerate(reference(kind)):
-        norms = step_alone(core, groups, step)
-        assert norms.grad_norm == pytest.approx(want.grad_norm, rel=1e-9)
-        assert ALWAYS < norms.grad_norm < NEVER
-        assert worst_relative(fleet.moments(), want.moments) < 1e-9
-    fleet.close()
+    with contextlib.closing(Fleet(kind, num_stages, tmp_path)) as fleet:
+        core = fleet.restored_core()
+        core.enter_training()
+        groups = groups_of(kind.family, Layout.TREE, is_tied=is_tied)
+        for step, want in enumerate(reference(kind)):
+            norms = step_alone(core, groups, step)
+            assert norms.grad_norm == pytest.approx(want.grad_norm, rel=1e-9)
+            assert ALWAYS < norms.grad_norm < NEVER
+            assert worst_relative(fleet.moments(), want.moments) < 1e-9
