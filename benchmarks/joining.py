@@ -8,6 +8,7 @@ import argparse
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from opengyre.control.commands import Admit
 from opengyre.control.facts import MemberAdmitted
@@ -31,28 +32,32 @@ def main() -> None:
         print(f"| {path.name} | {len(joins)} | {' | '.join(medians)} |")
 
 
+Join = tuple[int, int]
+"""A step and a cell."""
+
+
 def joins_of(path: Path) -> Iterator[tuple[float, float, float]]:
     """Seconds from the command to join: of the pull, to the admission, to the first claim. A claim
     is where its cell began the work; joins that got no micro-step are left out."""
-    asked_s: dict[tuple[int, int], float] = {}
-    admitted_s: dict[tuple[int, int], float] = {}
-    pull_s: dict[tuple[int, int], float] = {}
+    asked_s: dict[Join, float] = {}
+    admitted_s: dict[Join, float] = {}
+    pull_s: dict[Join, float] = {}
     for row in read_journal(RunFolder(path).db):
-        match row.value:
-            case MemberAdmitted(step=step, cell=cell):
-                admitted_s[step, cell] = row.now_s
-            case MemberJoined():
-                pull_s[row.value.step, row.value.cell] = row.value.pull_s
-            case MicroStepDone() if (row.value.step, row.value.cell) in asked_s:
-                key = (row.value.step, row.value.cell)
-                began_s = asked_s.pop(key)
-                first_s = row.now_s - row.value.run_s - began_s
-                if key in pull_s:
-                    yield pull_s[key], admitted_s[key] - began_s, first_s
-            case _:
-                for command in getattr(row.value, "commands", ()):
-                    if isinstance(command, Admit):
-                        asked_s[command.step, command.cell] = row.now_s
+        one = row.value
+        asked_s |= dict.fromkeys(joins_asked(one), row.now_s)
+        if isinstance(one, MemberAdmitted):
+            admitted_s[one.step, one.cell] = row.now_s
+        elif isinstance(one, MemberJoined):
+            pull_s[one.step, one.cell] = one.pull_s
+        elif isinstance(one, MicroStepDone) and (join := (one.step, one.cell)) in pull_s:
+            began_s = asked_s[join]
+            yield pull_s.pop(join), admitted_s[join] - began_s, row.now_s - one.run_s - began_s
+
+
+def joins_asked(value: Any) -> list[Join]:
+    """Of the commands of a plan."""
+    commands = getattr(value, "commands", ())
+    return [(one.step, one.cell) for one in commands if isinstance(one, Admit)]
 
 
 if __name__ == "__main__":

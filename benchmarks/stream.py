@@ -136,24 +136,26 @@ def _ends_row(claims_per_cell: int, num_cells: int, lookahead_groups: int) -> st
 def preparing() -> Iterator[str]:
     """How long the controller's loop stands still while rows of a group are made."""
     yield from header("group of tokens", "rows are made", "took s", "longest stall ms")
+    names = [f"g{number:05d}" for number in range(4)]
     for num_turns in (25, 100):
         with tempfile.TemporaryDirectory() as folder:
             made = recorded_groups(
                 Path(folder),
-                num_groups=4,
+                num_groups=len(names),
                 num_members=NUM_MEMBERS,
                 num_turns=num_turns,
                 turn_tokens=1000,
             )
-            names = [f"g{number:05d}" for number in range(4)]
-            for words, work in (("at once", _at_once), ("ahead", _ahead), ("not", _idle)):
-                for name in names:
-                    made.forget(name)
-                took_s, stall_s = asyncio.run(_watched(work, made, names))
-                yield (
-                    f"| {num_turns * 1000 * NUM_MEMBERS:,} | {words} | {took_s / len(names):.3f} | "
-                    f"{stall_s * 1e3:.1f} |"
-                )
+            num_tokens = num_turns * 1000 * NUM_MEMBERS
+            yield from (f"| {num_tokens:,} | {row}" for row in stalls(made, names))
+
+
+def stalls(made: TrainedGroups, names: list[str]) -> Iterator[str]:
+    for words, work in (("at once", _at_once), ("ahead", _ahead), ("not", _idle)):
+        for name in names:
+            made.forget(name)
+        took_s, stall_s = asyncio.run(_watched(work, made, names))
+        yield f"{words} | {took_s / len(names):.3f} | {stall_s * 1e3:.1f} |"
 
 
 Work = Callable[[TrainedGroups, list[str]], Awaitable[None]]
