@@ -135,11 +135,6 @@ class StepStream:
         return self._state.is_closed
 
     @property
-    def is_window_open(self) -> bool:
-        """May a cell still join: not every group is assigned and every micro-step claimed."""
-        return not self._state.is_closed or bool(self._state.pending)
-
-    @property
     def is_drained(self) -> bool:
         """Closed, and every micro-step is done by a living member."""
         state = self._state
