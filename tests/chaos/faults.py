@@ -73,14 +73,14 @@ def sample(num_stages: int, *, seed: int) -> list[Fault]:
     return list(by_moment.values())
 
 
-def chains(faults: list[Fault]) -> list[list[Fault]]:
-    """Faults of one run after another: of each cell at most `MOST_FOR_ONE`. The first run has most
+def chains(faults: list[Fault], *, most_for_one: int = MOST_FOR_ONE) -> list[list[Fault]]:
+    """Faults of one run after another: of each cell at most `most_for_one`. The first run has most
     of them."""
     runs: list[list[Fault]] = []
     for cell in (0, 1):
         own = [one for one in faults if one.cell == cell]
-        for number, start in enumerate(range(0, len(own), MOST_FOR_ONE)):
+        for number, start in enumerate(range(0, len(own), most_for_one)):
             if number == len(runs):
                 runs.append([])
-            runs[number] += own[start : start + MOST_FOR_ONE]
+            runs[number] += own[start : start + most_for_one]
     return runs
