@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from opengyre.control.errors import InvariantError
@@ -334,3 +335,21 @@ def test_times_of_a_step_are_its_own(make_cell: MakeCell) -> None:
         parts = (one.forward_s, one.backward_s, one.bubble_s, one.waiting_s)
         assert all(part >= 0 for part in parts)
         assert sum(parts) <= within_s + 0.01
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_all_as_it_was(
+    make_cell: MakeCell, tmp_path: Path
+) -> None:
+    """The last file is short of one weight: stages that read theirs write nothing."""
+    saved, cell = _trained_alone(make_cell, [0, 1]), _trained_alone(make_cell, [2])
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    saved.save(str(folder))
+    last = sorted(folder.glob("model*.safetensors"))[-1]
+    tensors = load_file(last)
+    save_file({name: tensors[name][:-1] for name in tensors}, last)
+    before = cell.parameters()
+    with pytest.raises((BoundaryError, ValueError)):
+        cell.restore(str(folder))
+    after = cell.parameters()
+    assert all((before[name] == after[name]).all() for name in before)

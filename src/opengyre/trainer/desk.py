@@ -67,7 +67,7 @@ class StageDesk:
         self.weights = weights
         self.gradients = gradients
         self.groups = PrefixGroups()
-        self._staged: dict[str, Tensor] = {}
+        self._staged: _Staged | None = None
 
     def handle(self, order: o.Order) -> o.Order:
         """Raises BoundaryError."""
@@ -83,10 +83,10 @@ class StageDesk:
                 self.stage.drop_sums()
             case o.Drop():
                 self.stage.drop_sums()
-            case o.Pull() | o.Write():
+            case o.Pull() | o.Restore() | o.Write():
                 self._load(order)
-            case o.Save() | o.Restore():
-                self._keep(order)
+            case o.Save():
+                self._save(Path(order.folder))
             case _:
                 return self._tell(order)
         return o.Did()
@@ -142,41 +142,54 @@ class StageDesk:
         self.gradients.pull(part, {TIED: pulled})
         own += torch.from_numpy(pulled).to(own.device)
 
-    def _load(self, order: o.Pull | o.Write) -> None:
+    def _load(self, order: o.Pull | o.Restore | o.Write) -> None:
         """In two halves, so that all stages of a cell load or none does."""
-        if isinstance(order, o.Pull):
-            staged = self.stage.staged()
-            into = {name: one.numpy() for name, one in staged.items()}
-            pull_named(self.weights, order.snapshot, into)
-            self._staged = staged
-            return
-        staged, self._staged = self._staged, {}
-        if order.is_accepted:
-            self.stage.model.acquire()
-            self.stage.write(staged)
+        match order:
+            case o.Pull():
+                weights = self.stage.staged()
+                into = {name: one.numpy() for name, one in weights.items()}
+                pull_named(self.weights, order.snapshot, into)
+                self._staged = _Staged(weights=weights)
+            case o.Restore():
+                self._staged = self._read(Path(order.folder), order.num_updates)
+            case o.Write():
+                staged, self._staged = self._staged, None
+                if staged is not None and order.is_accepted:
+                    self._write(staged)
 
-    def _keep(self, order: o.Save | o.Restore) -> None:
+    def _write(self, staged: "_Staged") -> None:
+        self.stage.model.acquire()
+        self.stage.write(staged.weights)
+        if staged.moments is not None:
+            optimizer = self.stage.optimizer
+            optimizer.load_state(staged.moments, num_updates=staged.num_updates)
+
+    def _read(self, folder: Path, num_updates: int) -> "_Staged":
+        parameters = self.stage.model.parameters
+        weights = read_named(folder, "model", parameters)
+        _check_shapes(weights, dict(parameters))
+        names = self.stage.optimizer.state_names() if num_updates else []
+        moments = read_named(folder, "optimizer", names)
+        return _Staged(weights=weights, moments=moments, num_updates=num_updates)
+
+    def _save(self, folder: Path) -> None:
         """Weights and moments; what two stages share is written by the first."""
-        folder, optimizer = Path(order.folder), self.stage.optimizer
-        if isinstance(order, o.Restore):
-            self._restore(folder, order.num_updates)
-            return
         shared = self.stage.shared
         weights = {n: p.detach() for n, p in self.stage.model.parameters.items() if n not in shared}
-        moments = {k: v for k, v in optimizer.state().items() if k.split("/", 1)[1] not in shared}
+        state = self.stage.optimizer.state()
+        moments = {k: v for k, v in state.items() if k.split("/", 1)[1] not in shared}
         where = {"stage": self.place.stage, "num_stages": self.place.num_stages}
         write_part(folder, "model", weights, **where)
         write_part(folder, "optimizer", moments, **where)
 
-    def _restore(self, folder: Path, num_updates: int) -> None:
-        parameters, optimizer = self.stage.model.parameters, self.stage.optimizer
-        weights = read_named(folder, "model", parameters)
-        _check_shapes(weights, dict(parameters))
-        names = optimizer.state_names() if num_updates else []
-        moments = read_named(folder, "optimizer", names)
-        self.stage.model.acquire()
-        optimizer.load_state(moments, num_updates=num_updates)
-        self.stage.write(weights)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Staged:
+    """What was read and verified, to be written; `moments` of a checkpoint only."""
+
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor] | None = None
+    num_updates: int = 0
 
 
 def _host(tensor: Tensor) -> np.ndarray[Any, Any]:

@@ -159,12 +159,7 @@ class EmbeddedCell:
     def load(self, snapshot: Snapshot) -> int:
         """Stage, verify, then write in place: a pull that fails at one stage leaves the weights of
         all as they were."""
-        try:
-            self._all(o.Did, lambda _: o.Pull(snapshot=snapshot))
-        except BoundaryError:
-            self._all(o.Did, lambda _: o.Write(is_accepted=False))
-            raise
-        self._all(o.Did, lambda _: o.Write(is_accepted=True))
+        self._write_all(o.Pull(snapshot=snapshot))
         return snapshot.version
 
     def save(self, folder: str) -> None:
@@ -185,7 +180,7 @@ class EmbeddedCell:
             what = f"schema {state.get('schema')}, expected {SCHEMA}"
             raise BoundaryError("checkpoint", what, retryable=False)
         num_updates = int(state["num_updates"])
-        self._all(o.Did, lambda _: o.Restore(folder=folder, num_updates=num_updates))
+        self._write_all(o.Restore(folder=folder, num_updates=num_updates))
 
     def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
         parts = [one.part for one in self._all(o.Shared, lambda _: o.ReadWeights())]
@@ -213,6 +208,15 @@ class EmbeddedCell:
         self._all(o.Did, lambda _: o.Apply(scale=scale))
         loss = counts.loss_sum / divisor
         return UpdateNorms(grad_norm=norm, loss=loss, learning_rate=rate, is_applied=True)
+
+    def _write_all(self, order: o.Pull | o.Restore) -> None:
+        """If all stages have read what they need, all write it, else none does."""
+        try:
+            self._all(o.Did, lambda _: order)
+        except BoundaryError:
+            self._all(o.Did, lambda _: o.Write(is_accepted=False))
+            raise
+        self._all(o.Did, lambda _: o.Write(is_accepted=True))
 
     def _join_tied(self) -> None:
         """Both ends of a tied weight get the sum of its two gradients, and so stay the same."""

@@ -129,7 +129,7 @@ class Pull(Order, frozen=True, kw_only=True):
 
 
 class Write(Order, frozen=True, kw_only=True):
-    """Overwrite the weights with what was pulled, or forget it."""
+    """Overwrite weights (and moments) with what was pulled or read, or forget it."""
 
     is_accepted: bool
 
@@ -141,7 +141,8 @@ class Save(Order, frozen=True, kw_only=True):
 
 
 class Restore(Order, frozen=True, kw_only=True):
-    """Read the own part of a checkpoint, whatever number of stages wrote it."""
+    """Read the own part of a checkpoint, whatever number of stages wrote it, beside what is in use:
+    it is written by Write."""
 
     folder: str
     num_updates: int
