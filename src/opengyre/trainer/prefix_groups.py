@@ -100,7 +100,7 @@ class PrefixGroups:
         return self._made[key]
 
     def _make(self, rendezvous: Rendezvous, stage: int) -> Group:
-        """Gloo takes up to five times its time to connect to one who is gone: first all meet."""
+        """All meet first: to connect to one who is gone took gloo five times its time."""
         options = _gloo._Options()
         options._devices = [self._device]
         options._threads = 1
