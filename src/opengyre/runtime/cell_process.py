@@ -84,7 +84,7 @@ class CellProcess:
                 await engine.pause()
                 await engine.release()
                 await compute.run(backend.enter_training)
-                return m.RoleTaken(memory_bytes=resident_bytes())
+                return m.RoleTaken(memory_bytes=resident_bytes(*self._parts.stages.pids))
             case m.BeEngine():
                 await self._stop_claims()
                 await compute.run(backend.leave_training)
@@ -109,7 +109,11 @@ class CellProcess:
             await engine.push(name, tensor)
         await engine.commit(version)
         await engine.resume()
-        return m.Loaded(version=version, checksum=snapshot.checksum, memory_bytes=resident_bytes())
+        return m.Loaded(
+            version=version,
+            checksum=snapshot.checksum,
+            memory_bytes=resident_bytes(*self._parts.stages.pids),
+        )
 
     async def _join(self, message: m.JoinStep, backend: CellBackend) -> m.Joined:
         await self._stop_claims()
@@ -236,7 +240,7 @@ async def main(address: str, child: Child, *, build: BuildParts = build_parts) -
                     link_address=parts.link.address,
                     version=0,
                     checksum=0,
-                    memory_bytes=resident_bytes(),
+                    memory_bytes=resident_bytes(*parts.stages.pids),
                     store_address=parts.store_address,
                 )
             )

@@ -46,6 +46,10 @@ class StageProcesses:
     channels: list[Channel]
     processes: list[asyncio.subprocess.Process]
 
+    @property
+    def pids(self) -> list[int]:
+        return [one.pid for one in self.processes]
+
     async def watch(self) -> None:
         """Raises BoundaryError when one of them is gone; returns when there is none."""
         if not self.processes:
