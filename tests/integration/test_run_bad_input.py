@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from run_rig import EXAMPLE, ROOT, make_trails
 
+from opengyre.runtime.prepare import model_folder
+from opengyre.seams.errors import ConfigError
+
 MODEL = ROOT / "examples" / "quickstart" / "model"
 
 
@@ -81,6 +84,26 @@ def test_an_architecture_that_the_engine_cannot_run_is_named(tmp_path: Path, tra
     config.write_text(config.read_text().replace('"qwen3"', '"gpt2"'))
     result = gyre(tmp_path, trails, f'model.path="{model}"')
     assert_refused(result, tmp_path, "gpt2", "qwen3")
+
+
+def test_a_model_with_fewer_layers_than_stages_is_named(tmp_path: Path, trails: Path) -> None:
+    sets = ('topology.engine="embedded"', 'topology.cell="embedded"', "topology.stages_per_cell=4")
+    result = gyre(tmp_path, trails, *sets)
+    assert_refused(result, tmp_path, "3 layers", "topology.stages_per_cell = 4", "3 or less")
+
+
+def test_emulated_cells_have_one_stage(tmp_path: Path, trails: Path) -> None:
+    result = gyre(tmp_path, trails, "topology.stages_per_cell=2")
+    assert_refused(result, tmp_path, "topology.stages_per_cell = 2", "expected 1")
+
+
+def test_weights_in_several_files_are_a_model_too(tmp_path: Path) -> None:
+    model = shutil.copytree(MODEL, tmp_path / "model")
+    (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
+    with pytest.raises(ConfigError, match=r"lacks model\.safetensors"):
+        model_folder(str(model))
+    (model / "model.safetensors.index.json").write_text("{}")
+    assert model_folder(str(model)) == model
 
 
 def test_a_transform_that_does_not_work_is_named(tmp_path: Path, trails: Path) -> None:

@@ -11,9 +11,9 @@ from opengyre.runtime.run import CLAIM_LEASE_S
 from opengyre.runtime.supervise import MAX_RESTARTS
 from opengyre.store.observations import CellWork, StepReport
 from opengyre.trainer.checkpoint import write_index, write_part
-from opengyre.trainer.cut import MODEL_TYPES, layers_of_stage
 from opengyre.trainer.followers import ANSWER_S
 from opengyre.trainer.group_limits import CHUNK_BYTES, DEFAULT
+from opengyre.trainer.layers import MODEL_TYPES, layers_of_stage
 from opengyre.trainer.pipeline.header import Command
 from opengyre.views.run_state import RunState
 from opengyre.views.tables import step_cells, work_cells

@@ -13,7 +13,8 @@ from transformers import GPT2Config
 
 from opengyre.control.errors import InvariantError
 from opengyre.seams.errors import ConfigError
-from opengyre.trainer.cut import Cut, cut_of, layers_of_stage, load_cut, refuse_uncuttable
+from opengyre.trainer.cut import Cut, cut_of, load_cut
+from opengyre.trainer.layers import layers_of_stage, refuse_uncuttable
 from opengyre.trainer.packed_model import ATTENTION
 from opengyre.trainer.reference import Reference
 from opengyre.trainer.stage_model import StageModel

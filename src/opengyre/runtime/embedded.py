@@ -27,7 +27,7 @@ from opengyre.seams.cells import CellBackend
 from opengyre.seams.engine import Engine
 from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.trainer import orders as o
-from opengyre.trainer.cut import cut_of, load_cut, refuse_uncuttable
+from opengyre.trainer.cut import cut_of, load_cut
 from opengyre.trainer.desk import Place, StageDesk
 from opengyre.trainer.embedded import EmbeddedCell
 from opengyre.trainer.followers import ANSWER_S, RemoteStage
@@ -157,7 +157,6 @@ def open_stage(config: RunConfig, message: StageSetup) -> Iterator[StageParts]:
 def _first_part(module: Any, num_stages: int, temperature: float) -> StageModel:
     if num_stages == 1:
         return WholeModel(module, temperature=temperature)
-    refuse_uncuttable(module.config, num_stages)
     return cut_of(module, stage=0, num_stages=num_stages, temperature=temperature)
 
 

@@ -24,9 +24,12 @@ from opengyre.seams.errors import ConfigError
 from opengyre.seams.harness import Harness, Limits
 from opengyre.seams.tasks import GraderKind
 from opengyre.tasks.source import SampledTasks, open_source, refuse_overlap
+from opengyre.trainer.layers import refuse_uncuttable
 from opengyre.trajectory.shaping import NamedTransform
 
 MODEL_FILES = ("config.json", "tokenizer.json", "model.safetensors")
+INDEX = "model.safetensors.index.json"
+"""In the place of model.safetensors where weights lie in several files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ def prepare(config: RunConfig) -> Prepared:
             [(config.eval.path, 1.0, 0)], seed=0, kind=GraderKind(config.grading.kind)
         )
         refuse_overlap(train.tasks, evaluation.tasks)
+    _refuse_stages(config)
     try_own_objective(config)
     return Prepared(
         config=config,
@@ -88,6 +92,8 @@ def model_folder(name: str) -> Path:
             raise ConfigError(f"model.path = {name}: no such folder; {what}")
         folder = _fetched(name)
     missing = [one for one in MODEL_FILES if not (folder / one).is_file()]
+    if (folder / INDEX).is_file():
+        missing = [one for one in missing if one != MODEL_FILES[-1]]
     if missing:
         raise ConfigError(f"model.path = {folder}: it lacks {', '.join(missing)}; add them")
     try:
@@ -95,6 +101,20 @@ def model_folder(name: str) -> Path:
     except ValueError as error:
         raise ConfigError(f"{folder / 'config.json'}: expected JSON: {error}") from error
     return folder
+
+
+def _refuse_stages(config: RunConfig) -> None:
+    """Raises ConfigError for a model that cannot be cut as the config says."""
+    num_stages = config.topology.stages_per_cell
+    if num_stages > 1:
+        from transformers import AutoConfig
+
+        try:
+            model = AutoConfig.from_pretrained(config.model.path)
+        except (OSError, ValueError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ConfigError(f"model.path = {config.model.path}: {first}") from error
+        refuse_uncuttable(model, num_stages)
 
 
 def _fetched(hub_id: str) -> Path:

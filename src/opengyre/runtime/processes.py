@@ -101,6 +101,7 @@ class Processes:
         member = self._members.get(message.name)
         if member is not None and not member.ready.done():
             member.ready.set_exception(ConfigError(message.reason))
+            member.ready.exception()  # several children say the same; one of them is heard
 
     def _announce(self, member: Member, message: Message) -> None:
         """A child said that it is ready."""

@@ -1,8 +1,8 @@
 """A decoder cut by layers: the part of one pipeline stage, with the whole model's names.
 
-Owns: which models can be cut and where, and reading no more than a part from a model folder. Must
-not know losses, steps or processes. Invariants: the parts of all stages, joined, compute what the
-whole model computes; a part from a folder never holds another stage's weights.
+Owns: the modules of a part, and reading no more than a part from a model folder. Must not know
+losses, steps or processes. Invariants: the parts of all stages, joined, compute what the whole
+model computes; a part from a folder never holds another stage's weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,50 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from opengyre.control.errors import InvariantError
 from opengyre.seams.cells import MicroStep
 from opengyre.seams.errors import ConfigError
+from opengyre.trainer.layers import layers_of_stage, refuse_uncuttable
 from opengyre.trainer.model_files import fill_from
-from opengyre.trainer.packable import has_window, odd_ropes
 from opengyre.trainer.packed_model import ATTENTION, Lines, chosen_logprobs, predecessors
 from opengyre.trainer.stage_model import TrainingRole, flat_tensors
-
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-ONE_STAGE = "use topology.stages_per_cell = 1"
-
-
-def layers_of_stage(num_layers: int, *, stage: int, num_stages: int) -> range:
-    """Equal shares, where the head on the last stage counts as a layer; no stage is without one.
-
-    Raises ConfigError if there are fewer layers than stages.
-    """
-    if num_layers < num_stages:
-        raise ConfigError(
-            f"the model has {num_layers} layers; topology.stages_per_cell = {num_stages} needs at "
-            f"least {num_stages}; use topology.stages_per_cell = {num_layers} or less"
-        )
-
-    def bound(index: int) -> int:
-        share = (2 * index * (num_layers + 1) + num_stages) // (2 * num_stages)
-        return max(index, min(share, num_layers - (num_stages - index)))
-
-    return range(bound(stage), bound(stage + 1))
-
-
-def refuse_uncuttable(config: Any, num_stages: int) -> None:
-    """Raises ConfigError, one line, for a model that `num_stages` > 1 stages cannot share."""
-    if num_stages == 1:
-        return
-    reason = ""
-    if config.model_type not in MODEL_TYPES:
-        reason = f"a model of type {config.model_type!r}"
-    elif has_window(config):
-        reason = f"{config.model_type} with sliding-window attention"
-    elif ropes := odd_ropes(config):
-        reason = f"{config.model_type} with a rotary embedding of type {ropes[0]!r}"
-    if reason:
-        raise ConfigError(
-            f"{reason} cannot be cut into {num_stages} pipeline stages; {', '.join(MODEL_TYPES)} "
-            f"with full attention can; {ONE_STAGE}"
-        )
-    layers_of_stage(config.num_hidden_layers, stage=0, num_stages=num_stages)
 
 
 class CutModule(nn.Module):

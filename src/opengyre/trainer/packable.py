@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from opengyre.seams.cells import Segment, TrainedPath
 from opengyre.seams.errors import BoundaryError, ConfigError
+from opengyre.trainer.layers import has_window, odd_ropes
 from opengyre.trainer.lines_alone import can_keep_logits, logprobs_alone
 from opengyre.trainer.packed_model import ATTENTION, trained_logprobs
 from opengyre.trainer.stage_model import TrainingRole
 
-FIXED_ROPES = {"default", "linear", "llama3", "yarn"}
-"""Rotary angles that depend on the position alone, not on how long the row is."""
 FAILURES = (
     ArithmeticError,
     AssertionError,
@@ -89,21 +88,6 @@ def why_not_packed(module: Any) -> str:
     if not torch.equal(packed[-num_branch:], changed[-num_branch:]):
         return "a token sees other lines than its own"
     return ""
-
-
-def has_window(config: Any) -> bool:
-    """Whether a layer sees less than its whole line, or is no attention."""
-    if kinds := getattr(config, "layer_types", None):
-        return set(kinds) != {"full_attention"}
-    is_used = getattr(config, "use_sliding_window", True) is not False
-    return is_used and getattr(config, "sliding_window", None) is not None
-
-
-def odd_ropes(config: Any) -> list[str]:
-    """Types of its rotary embeddings that do not depend on the position alone."""
-    told = getattr(config, "rope_parameters", None) or {}
-    each = [one for one in told.values() if isinstance(one, dict)] or [told]
-    return sorted({str(one.get("rope_type", "default")) for one in each} - FIXED_ROPES)
 
 
 def _untrainable(module: Any) -> str:
