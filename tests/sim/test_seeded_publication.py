@@ -56,11 +56,11 @@ def rows_of(world: SeededWorld) -> list[Row]:
 
 
 def applied(rows: list[Row], kind: type) -> dict[int, float]:
-    """When each command of `kind` was done, by its version."""
+    """When the first command of `kind` for each version was done."""
     plans = [row.value for row in rows if isinstance(row.value, Plan)]
     commands = {one.command_id: one for plan in plans for one in plan.commands}
     done = [(row, commands[row.value.command_id]) for row in rows if _is_applied(row)]
-    return {one.version: row.now_s for row, one in done if isinstance(one, kind)}
+    return {one.version: row.now_s for row, one in reversed(done) if isinstance(one, kind)}
 
 
 def _is_applied(row: Row) -> bool:

@@ -151,6 +151,8 @@ class Steps:
         opened.joining.add(cell)
         is_mid_batch = bool(opened.claimed)
         joined = await self._join(cell, message)
+        if self._open is not opened or cell not in opened.joining:
+            raise BoundaryError(f"c{cell}", f"it joined step {step} too late", retryable=False)
         opened.joining.discard(cell)
         self.wake()
         self._inbox.tell(MemberAdmitted(step=step, cell=cell))
