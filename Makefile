@@ -1,6 +1,6 @@
 # The developer's interface. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help quickstart harnesses bench clean
+.PHONY: help tasks quickstart harnesses bench clean
 .PHONY: check check-style check-types check-structure
 .PHONY: test test-unit test-sim test-contract test-integration test-chaos test-harness test-full
 
@@ -13,6 +13,7 @@ TASKS := build/quickstart/tasks
 
 help:
 	@echo "make quickstart  train a small agent on this machine; SEED=n repeats it with another seed"
+	@echo "make tasks       only make the quickstart's tasks"
 	@echo "make test        unit, sim, contract and integration tests"
 	@echo "make test-chaos  kills and stops cells of real runs; CHAOS_SEED=n draws another sample"
 	@echo "make test-full   the slow ones too, and real agent programs"
@@ -29,6 +30,8 @@ $(TASKS)/.made: $(READY) examples/quickstart/make_tasks.py examples/quickstart/f
 	@$(PY) examples/quickstart/make_tasks.py --seed 31 --num 32 --out $(TASKS)/train
 	@$(PY) examples/quickstart/make_tasks.py --seed 32 --num 32 --out $(TASKS)/eval --avoid $(TASKS)/train
 	@touch $@
+
+tasks: $(READY) $(TASKS)/.made
 
 quickstart: $(READY) $(TASKS)/.made
 	@$(VENV)/bin/gyre train examples/quickstart/quickstart.toml --set run.seed=$(SEED)

@@ -44,6 +44,7 @@ def test_the_summary_has_every_promised_key_with_the_numbers_of_the_run(state: R
         "tokens_lost": 0,
         "harness_errors_from_moves": 0,
         "gateway_deaths": 0,
+        "engine_deaths": {},
         "executions_by_outcome": {"completed": 10},
         "wall_s": 12.5,
         "seed": 7,

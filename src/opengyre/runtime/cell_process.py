@@ -24,6 +24,7 @@ from opengyre.runtime.stages import StageProcesses
 from opengyre.seams.cells import CellBackend, StepCounts
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Snapshot
+from opengyre.transport.framed import Peer
 
 HEALTH_EVERY_S = 1.0
 
@@ -133,7 +134,16 @@ class CellProcess:
         peer, setup = self._child.peer, self._setup
         if peer is None or setup.cell is None:
             return
-        claim = m.Claim(step=step, cell=setup.cell, incarnation=setup.incarnation)
+        try:
+            await self._claim_and_run(step, peer, setup.cell, backend)
+        except BoundaryError as error:
+            if error.boundary != "pipeline":
+                raise
+            log.error("this cell ends: %s", error)
+            await self._child.die()
+
+    async def _claim_and_run(self, step: int, peer: Peer, cell: int, backend: CellBackend) -> None:
+        claim = m.Claim(step=step, cell=cell, incarnation=self._setup.incarnation)
         work = WorkInHand(self._now_s)
         with contextlib.closing(Claims(peer, claim, self._tasks)) as claims:
             while True:

@@ -28,7 +28,7 @@ def serve(channel: Channel, parts: StageParts) -> None:
         try:
             order = channel.receive(timeout_s=None)
         except BoundaryError:
-            log.info("the lead is gone")
+            log.info("stage %d ends with its lead", parts.desk.place.stage)
             return
         try:
             answer = _carry_out(order, parts)

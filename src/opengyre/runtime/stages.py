@@ -60,8 +60,9 @@ class StageProcesses:
         finally:
             for wait in waits:
                 wait.cancel()
-        code = next(iter(done)).result()
-        what = f"a pipeline stage ended with code {code}"
+        first = waits.index(next(iter(done)))
+        one = self.processes[first]
+        what = f"pipeline stage {first + 1}, pid {one.pid}, ended with code {one.returncode}"
         raise BoundaryError("cell", what, retryable=False)
 
 

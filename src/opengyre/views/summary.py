@@ -44,6 +44,7 @@ def summarise(state: RunState) -> dict[str, Any]:
         "tokens_lost": tokens_lost(state),
         "harness_errors_from_moves": sum(one.during_move for one in state.harness_errors),
         "gateway_deaths": len(state.gateways_lost),
+        "engine_deaths": _counted(one.where for one in state.happenings if one.what == "lost"),
         "publications": len({one.version for _, one in state.published}),
         "publications_across_live_requests": len(versions_across_requests(state)),
         "retention_decisions": {"retained": state.num_retained, "returned": state.num_returned},

@@ -20,6 +20,7 @@ def final_lines(summary: Mapping[str, Any], *, folder: str = "", report: str = "
         ("groups", _groups(summary["groups"])),
         ("role changes", _roles(summary)),
         ("live requests", _requests(summary)),
+        ("deaths", _deaths(summary["engine_deaths"])),
         ("tokens", _tokens(summary)),
         ("tokens lost", str(summary["tokens_lost"])),
         ("harness errors", f"{summary['harness_errors_from_moves']} caused by moves"),
@@ -166,6 +167,11 @@ def _roles(summary: Mapping[str, Any]) -> str:
     joins = number(summary["mid_batch_joins"], "mid-batch join")
     kept = f"core retained {decided['retained']}, returned {decided['returned']}"
     return f"{summary['role_changes']}, {joins}, {kept}"
+
+
+def _deaths(times_by_engine: Mapping[str, int]) -> str:
+    told = ", ".join(f"{engine} {times}" for engine, times in times_by_engine.items())
+    return f"{told}; what they held in an open step was redone" if told else ""
 
 
 def _requests(summary: Mapping[str, Any]) -> str:
