@@ -50,7 +50,7 @@ def test_a_cell_that_goes_on_after_its_step_dropped_it_disturbs_nothing(
     assert driven.all(MemberJoined)
 
 
-@pytest.mark.parametrize("kind", [*STAGES[:2], pytest.param((True, 1), id="stage 1 of two")])
+@pytest.mark.parametrize("kind", STAGES)
 def test_a_satellite_recalled_with_work_in_hand_gives_it_back_and_its_late_word_counts_nothing(
     kind: tuple[bool, int], tmp_path: Path, trails: Path
 ) -> None:

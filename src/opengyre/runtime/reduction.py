@@ -153,7 +153,8 @@ class Reducer:
         self, messages: Mapping[int, m.Message], within_s: float, *, is_together: bool = False
     ) -> dict[int, Any]:
         """All at once; by cell, in order, the answer or the BoundaryError. `is_together`: who has
-        no answer when another failed, or the core has all sums, is not waited for to the end."""
+        no answer when another failed, or when the others, the core or all but it, are through, is
+        not waited for to the end."""
         lives = {cell: self._processes.incarnation(f"c{cell}") for cell in messages}
         async with asyncio.TaskGroup() as group:
             calls = {
@@ -192,6 +193,8 @@ class Reducer:
             )
             if is_together:
                 left_s = min((self._left_s(calls[one], one.result()) for one in done), default=inf)
+                if waiting and all(calls[one] == CORE for one in waiting):
+                    left_s = min(left_s, self._limits.late_s)
                 deadline_s = min(deadline_s, self._now_s() + left_s)
         return waiting
 
