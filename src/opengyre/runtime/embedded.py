@@ -6,7 +6,6 @@ stages hold their own part of the model only.
 """
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +37,6 @@ from opengyre.trainer.prefix_groups import GroupStore, PrefixGroups
 from opengyre.trainer.stage import StageSettings
 from opengyre.trainer.stage_model import StageModel
 from opengyre.trainer.whole_model import WholeModel
-
-log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 TIED = "model.embed_tokens.weight"

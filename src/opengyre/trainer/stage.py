@@ -7,6 +7,7 @@ unnormalised until `prepare`; a number that is not finite never reaches the weig
 
 import ctypes
 import gc
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ from opengyre.trainer.pipeline.parts import Passed, Told
 from opengyre.trainer.reference import Reference
 from opengyre.trainer.stage_model import StageModel
 from opengyre.trainer.sums import Odd, Prepared
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,11 @@ class Stage:
         self._sums: FlatSums | None = None
         self._reduced: Tensor | None = None
         self._optimizer: CoreOptimizer | None = None
-        self._reference = Reference(model) if settings.loss.kl_coefficient else None
+        self._reference: Reference | None = None
+        if settings.loss.kl_coefficient:
+            self._reference = Reference(model)
+            num_mib = self._reference.num_bytes / 2**20
+            log.info("training.kl_coefficient keeps %.1f MiB of initial weights", num_mib)
         _check_trainable(model.parameters, settings.temperature)
 
     @property
