@@ -23,7 +23,6 @@ FAILURES = (
     AttributeError,
     BoundaryError,
     LookupError,
-    NotImplementedError,
     RuntimeError,
     TypeError,
     ValueError,
