@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from opengyre.seams.kv import KVRef, KVRelease, KVTaken
+
 
 class Finish(StrEnum):
     STOP = "stop"
@@ -24,6 +26,9 @@ class Finish(StrEnum):
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One generation. Sampling at absolute position p (prompt length + tokens so far) is keyed by
     (seed, p), so a request continued from prompt + tokens so far is identical to an unbroken one.
+
+    `kv`: a prefix of `prompt_ids` that another engine holds. The engine reads it, or computes it,
+    and says which by a chunk with `taken`, before its first ids.
     """
 
     request_id: str
@@ -33,8 +38,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int = 0
     stop_ids: list[int] = []
+    kv: KVRef | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +49,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
     A stop id that was sampled is in `ids`. `reason` is words, set with Finish.ERROR, after which
     another try may succeed, and with REFUSED: the request itself is what the engine cannot serve.
+    `kv` comes with Finish.FROZEN: the pinned prefix to go on from; `taken` alone, in a chunk
+    without ids: the engine has what it wants of the request's `kv`.
     """
 
     ids: list[int] = []
@@ -49,6 +58,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: int = 0
     finish: Finish | None = None
     reason: str = ""
+    kv: KVRef | None = None
+    taken: KVTaken | None = None
 
 
 class EngineCaps(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +75,8 @@ class EngineCaps(msgspec.Struct, frozen=True, kw_only=True):
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Health is progress: `num_generated_tokens` only grows while work is running. `failure`:
-    words of the step that broke it; it answers errors until a full load."""
+    words of the step that broke it; it answers errors until a full load. `kv_capacity_bytes`: what
+    the KV memory may hold, 0 while released; `num_pinned` prefixes are under a lease."""
 
     num_running: int
     num_waiting: int
@@ -74,6 +86,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_prefill_tokens: int = 0
     num_reused_tokens: int = 0
     failure: str = ""
+    kv_capacity_bytes: int = 0
+    num_pinned: int = 0
+    num_imported_tokens: int = 0
 
 
 class RequestEngine(Protocol):
@@ -83,17 +98,27 @@ class RequestEngine(Protocol):
         """Chunks of one request up to and including its terminal chunk."""
         ...
 
-    async def freeze(self, request_id: str) -> None:
+    async def freeze(self, request_id: str, *, keeps_kv: bool = False) -> None:
         """Idempotent. Returns when no more tokens can be written for it and its terminal chunk
-        (`frozen`) was queued. Unknown ids are fine."""
+        (`frozen`) was queued. Unknown ids are fine. `keeps_kv` pins what is cached of it under a
+        lease, where the engine can; the terminal chunk then has the reference."""
         ...
 
-    async def freeze_all(self) -> None:
+    async def freeze_all(self, *, keeps_kv: bool = False) -> None:
         """`freeze` for everything running or waiting."""
         ...
 
     async def cancel(self, request_id: str) -> None:
         """Like freeze, with terminal chunk `cancelled`."""
+        ...
+
+    async def import_kv(self, ref: KVRef) -> KVTaken:
+        """Cache an idle prefix (`ref.ids`) that another engine holds, so that the next turn finds
+        it. What cannot be read is none of it, with the reason; never raises for that."""
+        ...
+
+    async def release_kv(self, ref: str) -> KVRelease:
+        """End a pin. Idempotent."""
         ...
 
     def caps(self) -> EngineCaps: ...
@@ -121,8 +146,14 @@ class Engine(RequestEngine, Protocol):
         unroutable until a full load. Empties every prefix cache."""
         ...
 
+    async def export_kv(self) -> list[KVRef]:
+        """Pin the cached prefixes of executions of which nothing runs, each with its `ids`; none
+        where the engine cannot or config says no."""
+        ...
+
     async def release(self) -> None:
-        """Free the KV memory (the cell leaves rollout). Nothing may be running."""
+        """Free the KV memory (the cell leaves rollout), once every pin ended, at the latest with
+        its lease. Nothing may be running."""
         ...
 
     async def restore(self) -> None: ...
