@@ -60,6 +60,9 @@ class SamplingConfig(Section):
     temperature: float = Field(default=1.0, ge=0, le=10, description="0 is greedy")
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus mass; 1 keeps all")
     top_k: int = Field(default=0, ge=0, description="most likely tokens kept; 0 keeps all")
+    min_p: float = Field(
+        default=0.0, ge=0, lt=1, description="least share of the likeliest token's probability"
+    )
     max_new_tokens: int = Field(default=512, ge=1, description="most sampled tokens of one turn")
     context_tokens: int = Field(
         default=8192, ge=2, description="most tokens of one path, prompt included"
@@ -137,6 +140,18 @@ class EngineConfig(Section):
     kv_tokens: int = Field(default=65_536, ge=2, description="tokens the KV cache holds")
     max_batch: int = Field(default=32, ge=1, le=4096, description="requests of one forward pass")
     prefill_tokens: int = Field(default=512, ge=1, description="prompt tokens of one forward pass")
+    threads: int = Field(default=1, ge=1, le=1024, description="torch threads of each process")
+    kv_handoff: Literal["off", "on", "auto"] = Field(
+        default="auto",
+        description="whether a moved request's keys and values are read from where it ran; auto: "
+        "where that is faster than computing them",
+    )
+    kv_lease_s: float = Field(
+        default=10.0, gt=0, le=600, description="longest time they are kept for the reader"
+    )
+    kv_handoff_idle: bool = Field(
+        default=False, description="hand over prefixes of executions inside a tool call too"
+    )
     scripted: ScriptedConfig = Field(
         default=ScriptedConfig(), description='used with engine = "scripted"'
     )
