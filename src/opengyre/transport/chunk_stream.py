@@ -2,7 +2,7 @@
 
 Owns: coalescing and the promise of exactly one terminal chunk. Must not know: what an engine is.
 Invariants: a slow reader costs at most one pending chunk for each policy version (ids of one
-version are merged), so a stream is bounded by the request's tokens; nothing is written after the
+version are merged) and one for what was taken, so a stream is bounded by the request's tokens; nothing is written after the
 terminal chunk, which carries no ids; a reader that is closed or dropped before the terminal chunk
 tells so once through `on_abandon`.
 """
@@ -14,17 +14,19 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from opengyre.seams.engine import Chunk, Finish
+from opengyre.seams.kv import KVRef, KVTaken
 
 
 class _Pending:
-    """Ids of one policy_version that were not read yet."""
+    """Ids of one policy_version that were not read yet; what became of a `kv`, alone."""
 
-    __slots__ = ("ids", "logprobs", "policy_version")
+    __slots__ = ("ids", "logprobs", "policy_version", "taken")
 
-    def __init__(self, policy_version: int) -> None:
+    def __init__(self, policy_version: int, taken: KVTaken | None = None) -> None:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.policy_version = policy_version
+        self.taken = taken
 
 
 class ChunkStream:
@@ -47,17 +49,28 @@ class ChunkStream:
         """Queue sampled ids (same length as logprobs); dropped after the terminal chunk."""
         if self._terminal is not None:
             return
-        if not self._pending or self._pending[-1].policy_version != policy_version:
+        last = self._pending[-1] if self._pending else None
+        if last is None or last.taken or last.policy_version != policy_version:
             self._pending.append(_Pending(policy_version))
         self._pending[-1].ids += ids
         self._pending[-1].logprobs += logprobs
         self.num_tokens += len(ids)
         self._ready.set()
 
-    def end(self, finish: Finish, *, policy_version: int, reason: str = "") -> None:
+    def put_taken(self, taken: KVTaken) -> None:
+        """Queue a chunk that says what became of the request's `kv`."""
+        if self._terminal is None:
+            self._pending.append(_Pending(0, taken))
+            self._ready.set()
+
+    def end(
+        self, finish: Finish, *, policy_version: int, reason: str = "", kv: KVRef | None = None
+    ) -> None:
         """Queue the terminal chunk. The first one counts; later ones are ignored."""
         if self._terminal is None:
-            self._terminal = Chunk(policy_version=policy_version, finish=finish, reason=reason)
+            self._terminal = Chunk(
+                policy_version=policy_version, finish=finish, reason=reason, kv=kv
+            )
             self._ready.set()
             self._ended.set()
 
@@ -71,6 +84,8 @@ class ChunkStream:
             head = self._pending.popleft()
             if not self._pending and self._terminal is None:
                 self._ready.clear()
+            if head.taken is not None:
+                return Chunk(taken=head.taken)
             return Chunk(ids=head.ids, logprobs=head.logprobs, policy_version=head.policy_version)
         assert self._terminal is not None, "ready without a chunk"
         return self._terminal
