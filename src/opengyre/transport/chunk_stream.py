@@ -2,9 +2,9 @@
 
 Owns: coalescing and the promise of exactly one terminal chunk. Must not know: what an engine is.
 Invariants: a slow reader costs at most one pending chunk for each policy version (ids of one
-version are merged) and one for what was taken, so a stream is bounded by the request's tokens; nothing is written after the
-terminal chunk, which carries no ids; a reader that is closed or dropped before the terminal chunk
-tells so once through `on_abandon`.
+version are merged) and one for what was taken, so a stream is bounded by the request's tokens;
+nothing is written after the terminal chunk, which carries no ids; a reader that is closed or
+dropped before the terminal chunk tells so once through `on_abandon`.
 """
 
 import asyncio
