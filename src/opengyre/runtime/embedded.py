@@ -69,7 +69,7 @@ def use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def build_engine(config: RunConfig, compute: ComputeThread) -> tuple[Engine, Any]:
+def build_engine(config: RunConfig, setup: CellSetup, compute: ComputeThread) -> tuple[Engine, Any]:
     """The engine and its module. Raises ConfigError for a model that cannot run."""
     use_one_thread()
     torch.manual_seed(config.run.seed)
@@ -84,6 +84,11 @@ def build_engine(config: RunConfig, compute: ComputeThread) -> tuple[Engine, Any
             num_kv_slots=max(config.engine.max_batch, config.engine.kv_tokens // context_tokens),
             context_tokens=context_tokens,
             step_tokens=config.engine.max_batch + config.engine.prefill_tokens,
+            name=setup.life,
+            kv_handoff=config.engine.kv_handoff,
+            kv_lease_s=config.engine.kv_lease_s,
+            kv_handoff_idle=config.engine.kv_handoff_idle,
+            kv_plane=config.topology.weight_plane,
         ),
         compute,
     )

@@ -49,6 +49,11 @@ class CellSetup(Message, frozen=True, kw_only=True):
     link_address: str
     plane_dir: str
 
+    @property
+    def life(self) -> str:
+        """This life of the engine, as it is named everywhere."""
+        return f"{self.engine}#{self.incarnation}"
+
 
 class CellReady(Message, frozen=True, kw_only=True):
     """`store_address` is "host:port" of the store that this cell hosts for groups that it leads;

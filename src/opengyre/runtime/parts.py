@@ -55,7 +55,7 @@ async def build_parts(setup: CellSetup) -> AsyncIterator[CellParts]:
         if config.topology.engine == "embedded":
             from opengyre.runtime.embedded import build_engine, build_training
 
-            engine, module = await compute.run(build_engine, config, compute)
+            engine, module = await compute.run(build_engine, config, setup, compute)
             if setup.cell is not None:
                 side = await compute.run(build_training, config, setup, module, planes, stages)
                 stack.callback(side.close)
@@ -96,6 +96,10 @@ def scripted_engine(config: RunConfig, setup: CellSetup) -> Engine:
             tokens_per_s=scripted.tokens_per_s,
             max_running=setup.slots,
             context_tokens=config.sampling.context_tokens,
+            name=setup.life,
+            kv_handoff=config.engine.kv_handoff,
+            kv_lease_s=config.engine.kv_lease_s,
+            kv_handoff_idle=config.engine.kv_handoff_idle,
         ),
     )
 
