@@ -48,7 +48,8 @@ class TopologyConfig(Section):
 
     weight_plane: PlaneKind = Field(
         default="shm",
-        description="how weights and gradients travel between processes: shared memory or TCP",
+        description="how weights, gradients and prefixes travel between processes: shared "
+        "memory or TCP",
     )
     stages_per_cell: int = Field(
         default=1,
