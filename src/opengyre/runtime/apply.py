@@ -29,6 +29,7 @@ from opengyre.runtime.loading import until_loaded
 from opengyre.runtime.processes import Processes
 from opengyre.runtime.steps import CORE, Steps
 from opengyre.seams.errors import BoundaryError
+from opengyre.seams.memory import MemoryReport
 from opengyre.seams.weights import Snapshot
 from opengyre.store.observations import (
     AnyObservation,
@@ -65,7 +66,6 @@ class Applier:
         self._parts = parts
         self._locks: dict[str, asyncio.Lock] = {}
         self._left_rollout_s: dict[int, float] = {}
-        self._memory: dict[int, dict[str, int]] = {}
         self._due: dict[str, int] = {}
         self._lives: dict[str, int] = {}
         self.has_ended = asyncio.Event()
@@ -218,11 +218,11 @@ class Applier:
         match command:
             case c.EnterTraining():
                 taken = await call(f"c{cell}", m.BeTrainer())
-                self._changed(cell, Role.TRAINING, started_s, taken.memory_bytes)
+                self._changed(cell, Role.TRAINING, started_s, taken.memory)
             case c.LeaveTraining():
                 started_s = self._parts.now_s()
                 loaded = await self._return_to_rollout(cell, command.version)
-                self._changed(cell, Role.ROLLOUT, started_s, loaded.memory_bytes)
+                self._changed(cell, Role.ROLLOUT, started_s, loaded.memory)
                 self._parts.observe(
                     VersionPublished(
                         engine=f"c{cell}",
@@ -301,16 +301,16 @@ class Applier:
         if engine.startswith("c"):
             self._left_rollout_s[int(engine[1:])] = self._parts.now_s()
 
-    def _changed(self, cell: int, role: Role, started_s: float, memory_bytes: int) -> None:
-        memory = self._memory.setdefault(cell, {})
-        memory[role.value] = memory_bytes
+    def _changed(
+        self, cell: int, role: Role, started_s: float, memory: MemoryReport | None
+    ) -> None:
         self._parts.observe(
             RoleChange(
                 cell=cell,
                 role=role,
                 started_s=started_s,
                 ended_s=self._parts.now_s(),
-                memory_bytes_by_state=dict(memory),
+                memory=memory,
             )
         )
 

@@ -16,14 +16,15 @@ from typing import Any
 from safetensors import SafetensorError
 
 from opengyre.runtime import messages as m
+from opengyre.runtime.cell_memory import CellMemory
 from opengyre.runtime.child import Child, run_child
 from opengyre.runtime.claims import Claims, WorkInHand
 from opengyre.runtime.parts import CellParts, build_parts
-from opengyre.runtime.resident import resident_bytes
 from opengyre.runtime.stages import StageProcesses
 from opengyre.seams.cells import CellBackend, StepCounts
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Snapshot
+from opengyre.store.observations import Role
 from opengyre.transport.framed import Peer
 
 HEALTH_EVERY_S = 1.0
@@ -44,6 +45,7 @@ class CellProcess:
         self._setup = setup
         self._parts = parts
         self._tasks = tasks
+        self._memory = CellMemory(setup, parts)
         self._claims: asyncio.Task[None] | None = None
 
     def _now_s(self) -> float:
@@ -82,12 +84,14 @@ class CellProcess:
         compute, engine = self._parts.compute, self._parts.engine
         match message:
             case m.BeTrainer():
+                await self._memory.begin(backend)
                 await engine.pause()
                 await engine.release()
                 await compute.run(backend.enter_training)
-                return m.RoleTaken(memory_bytes=resident_bytes(*self._parts.stages.pids))
+                return m.RoleTaken(memory=await self._memory.end(backend, Role.TRAINING))
             case m.BeEngine():
                 await self._stop_claims()
+                await self._memory.begin(backend)
                 await compute.run(backend.leave_training)
                 await engine.restore()
                 return await self._load(message.version, message.snapshot)
@@ -110,11 +114,10 @@ class CellProcess:
             await engine.push(name, tensor)
         await engine.commit(version)
         await engine.resume()
-        return m.Loaded(
-            version=version,
-            checksum=snapshot.checksum,
-            memory_bytes=resident_bytes(*self._parts.stages.pids),
-        )
+        report = None
+        if self._memory.is_changing:
+            report = await self._memory.end(self._backend, Role.ROLLOUT)
+        return m.Loaded(version=version, checksum=snapshot.checksum, memory=report)
 
     async def _join(self, message: m.JoinStep, backend: CellBackend) -> m.Joined:
         await self._stop_claims()
@@ -250,7 +253,6 @@ async def main(address: str, child: Child, *, build: BuildParts = build_parts) -
                     link_address=parts.link.address,
                     version=0,
                     checksum=0,
-                    memory_bytes=resident_bytes(*parts.stages.pids),
                     store_address=parts.store_address,
                 )
             )

@@ -7,6 +7,7 @@ Invariant: each message names what it is about, so a late one can be recognised 
 import msgspec
 
 from opengyre.seams.cells import MicroStep, Rendezvous, StageTimes, StepCounts, UpdateNorms
+from opengyre.seams.memory import MemoryReport
 from opengyre.seams.records import SegmentRef, TurnRecord
 from opengyre.seams.weights import Snapshot
 
@@ -64,7 +65,6 @@ class CellReady(Message, frozen=True, kw_only=True):
     link_address: str
     version: int
     checksum: int
-    memory_bytes: int
     store_address: str = ""
 
 
@@ -104,13 +104,15 @@ class LoadVersion(Message, frozen=True, kw_only=True):
 
 
 class Loaded(Message, frozen=True, kw_only=True):
+    """`memory` where the load ended a change of role."""
+
     version: int
     checksum: int
-    memory_bytes: int
+    memory: MemoryReport | None = None
 
 
 class RoleTaken(Message, frozen=True, kw_only=True):
-    memory_bytes: int
+    memory: MemoryReport
 
 
 class ExposeWeights(Message, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from opengyre.seams.memory import MemoryHeld
 from opengyre.seams.weights import Snapshot
 
 Range = tuple[int, int]
@@ -119,6 +120,10 @@ class CellBackend(Protocol):
     def enter_training(self) -> None: ...
 
     def leave_training(self) -> None: ...
+
+    def held(self) -> MemoryHeld:
+        """What all stages hold now; nothing is in flight. KV memory is the engine's to tell."""
+        ...
 
     def open_step(self, step: int, version: int, snapshot: Snapshot | None) -> int:
         """Zero the sums; a satellite pulls and verifies `snapshot` (None on the core).

@@ -71,6 +71,11 @@ class WeightPlane(Protocol):
         withdrawn goes first, so that there is room. Raises BoundaryError without it."""
         ...
 
+    @property
+    def exposed_bytes(self) -> int:
+        """Of all copies that can be pulled now."""
+        ...
+
     def pull(self, descriptor: Descriptor, into: Mapping[str, np.ndarray]) -> int:
         """Copy in place what `into` names (same shapes and dtypes) and return the verified
         version; only these bytes move. Raises BoundaryError for a name that is not exposed."""

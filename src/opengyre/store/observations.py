@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from opengyre.seams.cells import StageTimes
+from opengyre.seams.memory import MemoryReport
 from opengyre.seams.records import TurnRecord
 
 SCHEMA = 1
@@ -265,13 +266,13 @@ class VersionPublished(Observation, frozen=True, kw_only=True):
 
 
 class RoleChange(Observation, frozen=True, kw_only=True):
-    """A finished transition of a cell. `memory_bytes_by_state`: what it held in which state."""
+    """A finished transition of a cell; `memory` None: it was not told."""
 
     cell: int
     role: Role
     started_s: float
     ended_s: float
-    memory_bytes_by_state: dict[str, int] = {}
+    memory: MemoryReport | None = None
 
 
 class ActivitySpan(Observation, frozen=True, kw_only=True):

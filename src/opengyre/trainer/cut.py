@@ -20,6 +20,7 @@ from opengyre.seams.errors import ConfigError
 from opengyre.trainer.layers import layers_of_stage, refuse_uncuttable
 from opengyre.trainer.model_files import fill_from
 from opengyre.trainer.packed_model import ATTENTION, Lines, chosen_logprobs, predecessors
+from opengyre.trainer.stage_memory import bytes_of
 from opengyre.trainer.stage_model import TrainingRole, flat_tensors
 
 
@@ -66,14 +67,22 @@ class CutModule(nn.Module):
 
 
 class Cut:
-    """StageModel of `module`; with `is_own` no other holder of the weights exists."""
+    """StageModel of `module`. `whole` is the model that holds its weights too; None: nothing else
+    does."""
 
-    def __init__(self, module: CutModule, *, temperature: float, is_own: bool) -> None:
+    def __init__(
+        self, module: CutModule, *, temperature: float, whole: nn.Module | None = None
+    ) -> None:
         self.module = module
         self.parameters = dict(module.named_parameters())
         self._temperature = temperature
-        self._is_own = is_own
+        self._is_own = whole is None
+        self._holder = whole or module
         self._role = TrainingRole(module, module.config, attention=ATTENTION)
+
+    @property
+    def weights_bytes(self) -> int:
+        return bytes_of(self._holder.parameters())
 
     def enter(self) -> None:
         """Raises InvariantError while the weights are released: reading them would crash."""
@@ -138,7 +147,7 @@ def cut_of(module: Any, *, stage: int, num_stages: int, temperature: float) -> C
     """
     refuse_uncuttable(module.config, num_stages)
     cut = CutModule(module, stage=stage, num_stages=num_stages)
-    return Cut(cut, temperature=temperature, is_own=False)
+    return Cut(cut, temperature=temperature, whole=module)
 
 
 def load_cut(
@@ -167,7 +176,7 @@ def load_cut(
     cut = CutModule(full, stage=stage, num_stages=num_stages)
     _materialise(cut, config, device)
     fill_from(path, {name: one.detach() for name, one in cut.named_parameters()})
-    return Cut(cut.eval(), temperature=temperature, is_own=True)
+    return Cut(cut.eval(), temperature=temperature)
 
 
 def _materialise(cut: CutModule, config: Any, device: torch.device | str) -> None:

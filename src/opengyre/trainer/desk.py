@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from opengyre.control.errors import InvariantError
@@ -96,6 +97,10 @@ class StageDesk:
         match order:
             case o.FindOdd():
                 return o.Found(odd=self.stage.odd)
+            case o.TellMemory():
+                exposed_bytes = self.weights.exposed_bytes + self.gradients.exposed_bytes
+                held = replace(self.stage.held(), exposed_bytes=exposed_bytes)
+                return o.Holding(memory=held)
             case o.ShareWeights():
                 arrays = self.stage.arrays()
                 part = self.weights.expose(arrays, order.version, pinned=order.pinned)

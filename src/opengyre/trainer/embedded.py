@@ -19,6 +19,7 @@ from torch import nn
 from opengyre.control.errors import InvariantError
 from opengyre.seams.cells import MicroStep, Rendezvous, StageTimes, StepCounts, UpdateNorms
 from opengyre.seams.errors import BoundaryError
+from opengyre.seams.memory import MemoryHeld, all_held
 from opengyre.seams.weights import Snapshot, WeightPlane
 from opengyre.trainer import orders as o
 from opengyre.trainer.checkpoint import write_index
@@ -83,6 +84,9 @@ class EmbeddedCell:
         """Give the module back as it was; memory of gradients is free on return. Idempotent."""
         self._forget()
         self._all(o.Did, lambda stage: o.Leave(keeps_weights=self._is_core or stage == 0))
+
+    def held(self) -> MemoryHeld:
+        return all_held(one.memory for one in self._all(o.Holding, lambda _: o.TellMemory()))
 
     def open_step(self, step: int, version: int, snapshot: Snapshot | None) -> int:
         self._forget()

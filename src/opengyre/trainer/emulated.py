@@ -25,7 +25,9 @@ from opengyre.seams.cells import (
     UpdateNorms,
 )
 from opengyre.seams.errors import BoundaryError
+from opengyre.seams.memory import MemoryHeld
 from opengyre.seams.weights import Snapshot, WeightPlane
+from opengyre.trainer.resident import resident_bytes
 from opengyre.trainer.sums import StepLedger
 from opengyre.trainer.wire import execution_share
 from opengyre.transport.snapshots import pull_named
@@ -63,6 +65,15 @@ class EmulatedCell:
 
     def leave_training(self) -> None:
         self.drop_sums()
+
+    def held(self) -> MemoryHeld:
+        planes = (self._weights_plane, self._gradients_plane)
+        return MemoryHeld(
+            weights_bytes=self._weights.nbytes,
+            gradients_bytes=self._sums.nbytes + self._reduced.nbytes,
+            exposed_bytes=sum(one.exposed_bytes for one in planes),
+            resident_bytes=resident_bytes(),
+        )
 
     def open_step(self, step: int, version: int, snapshot: Snapshot | None) -> int:
         verified = version if snapshot is None else self.load(snapshot)

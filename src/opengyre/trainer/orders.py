@@ -7,6 +7,7 @@ Invariant: each order has one answer; `Refused` where it raised a BoundaryError.
 import msgspec
 
 from opengyre.seams.cells import Rendezvous, StageTimes
+from opengyre.seams.memory import MemoryHeld
 from opengyre.seams.weights import Descriptor, Snapshot
 from opengyre.trainer.sums import Odd, Prepared
 
@@ -59,6 +60,14 @@ class FindOdd(Order, frozen=True, kw_only=True):
 
 class Found(Order, frozen=True, kw_only=True):
     odd: Odd | None
+
+
+class TellMemory(Order, frozen=True, kw_only=True):
+    """What this stage's process holds. Answered by Holding."""
+
+
+class Holding(Order, frozen=True, kw_only=True):
+    memory: MemoryHeld
 
 
 class ShareSums(Order, frozen=True, kw_only=True):

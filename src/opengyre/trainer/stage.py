@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from opengyre.control.errors import InvariantError
 from opengyre.seams.cells import MicroStep
 from opengyre.seams.errors import BoundaryError, ConfigError
+from opengyre.seams.memory import MemoryHeld
 from opengyre.trainer.flat import FlatSums
 from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.objectives.kl import k3
@@ -26,6 +27,8 @@ from opengyre.trainer.objectives.signature import Trained
 from opengyre.trainer.optimizer import AdamWSettings, CoreOptimizer
 from opengyre.trainer.pipeline.parts import Passed, Told
 from opengyre.trainer.reference import Reference
+from opengyre.trainer.resident import Growth
+from opengyre.trainer.stage_memory import bytes_of, meter_of
 from opengyre.trainer.stage_model import StageModel
 from opengyre.trainer.sums import Odd, Prepared
 
@@ -70,6 +73,8 @@ class Stage:
         self._reduced: Tensor | None = None
         self._optimizer: CoreOptimizer | None = None
         self._reference: Reference | None = None
+        self._meter = meter_of(next(iter(model.parameters.values())).device)
+        self._activations = Growth(self._meter)
         if settings.loss.kl_coefficient:
             self._reference = Reference(model)
             num_mib = self._reference.num_bytes / 2**20
@@ -111,6 +116,20 @@ class Stage:
             self._optimizer = CoreOptimizer(self.model.parameters, self._settings.optimizer)
         return self._optimizer
 
+    def held(self) -> MemoryHeld:
+        """What this process holds now, beside what it exposes and the KV memory."""
+        reference = 0 if self._reference is None else self._reference.num_bytes
+        flat = [] if self._sums is None else [self._sums.flat]
+        flat += [] if self._reduced is None else [self._reduced]
+        moments = {} if self._optimizer is None else self._optimizer.state()
+        return MemoryHeld(
+            weights_bytes=self.model.weights_bytes + reference,
+            gradients_bytes=bytes_of(flat),
+            optimizer_bytes=bytes_of(moments.values()),
+            activations_bytes=self._activations.take(),
+            resident_bytes=self._meter.held_bytes(),
+        )
+
     def enter(self) -> None:
         """Take the weights for training, and memory for sums. Idempotent."""
         if self._sums is not None:
@@ -139,6 +158,7 @@ class Stage:
         self._reduced = self.odd = None
 
     def forward(self, micro_step: MicroStep, received: Tensor | None) -> Passed:
+        self._activations.begin()
         own = None if received is None else received[0].requires_grad_()
         targets = trained_positions(micro_step).to(self.sums.flat.device)
         reference = None
@@ -170,6 +190,7 @@ class Stage:
         if self.odd is None and (weight := _first_odd(self.model.parameters)):
             self.odd = Odd(number=graph.number, weight=weight)
         self.sums.take_gradients(self.model.parameters)
+        self._activations.end()
         return None if graph.received is None else graph.received.grad
 
     def add_to_copy(self, parts: Sequence[np.ndarray[Any, Any]]) -> None:

@@ -25,6 +25,11 @@ class StageModel(Protocol):
 
     parameters: dict[str, nn.Parameter]
 
+    @property
+    def weights_bytes(self) -> int:
+        """Of all weights that this process holds: the engine's too, 0 while they are released."""
+        ...
+
     def enter(self) -> None:
         """Packed attention, no dropout, every parameter wants a gradient. Idempotent."""
         ...

@@ -15,6 +15,7 @@ from opengyre.seams.cells import MicroStep
 from opengyre.trainer.lines_alone import can_keep_logits, logprobs_alone
 from opengyre.trainer.packable import refuse_untrainable, why_not_packed
 from opengyre.trainer.packed_model import ATTENTION, trained_logprobs
+from opengyre.trainer.stage_memory import bytes_of
 from opengyre.trainer.stage_model import TrainingRole, flat_tensors
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,10 @@ class WholeModel:
         self._role = TrainingRole(module, module.config, attention=attention)
         if reason:
             log.warning("each line is trained by itself, which costs what they share: %s", reason)
+
+    @property
+    def weights_bytes(self) -> int:
+        return bytes_of(self.parameters.values())
 
     def enter(self) -> None:
         self._role.enter()

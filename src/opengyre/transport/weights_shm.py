@@ -70,6 +70,10 @@ class SharedMemoryPlane:
         self._kept.append(_Exposure(version, path, mapped))
         return Descriptor(plane=PLANE, address=str(path), version=version, tensors=specs)
 
+    @property
+    def exposed_bytes(self) -> int:
+        return sum(len(one.mapped) for one in self._kept)
+
     def pull(self, descriptor: Descriptor, into: Mapping[str, Array]) -> int:
         """Copy in place; after an error `into` is undefined and must not be used."""
         specs = weights.wanted(descriptor, into, plane=PLANE)

@@ -64,6 +64,10 @@ class TcpPlane:
         address = f"{self._host}:{server.server_address[1]}/{key}"
         return Descriptor(plane=PLANE, address=address, version=version, tensors=specs)
 
+    @property
+    def exposed_bytes(self) -> int:
+        return 0 if self._server is None else self._server.num_bytes()
+
     def pull(self, descriptor: Descriptor, into: Mapping[str, Array]) -> int:
         """Copy in place; after an error `into` is undefined and must not be used."""
         specs = weights.wanted(descriptor, into, plane=PLANE)
@@ -136,6 +140,10 @@ class _Server(socketserver.ThreadingTCPServer):
             versions = [one.version for one in self._exposures.values()]
             places = weights.superseded(versions, num_newest=num_newest, pinned=pinned)
             return [self._exposures.pop(keys[place]).body for place in places]
+
+    def num_bytes(self) -> int:
+        with self._lock:
+            return sum(len(one.body) for one in self._exposures.values())
 
     def find(self, key: str) -> _Exposure | None:
         with self._lock:
