@@ -272,6 +272,11 @@ class Gateway:
         """Requests held now, by execution."""
         return self._routing.held()
 
+    def num_running(self, execution: str) -> int:
+        """Its requests under way, held ones too."""
+        one = self._open.get(execution)
+        return 0 if one is None else len(one.running)
+
     # ---- one call
 
     async def _is_allowed(self, execution: str, keys: list[str]) -> bool:

@@ -1,8 +1,9 @@
-"""Engines in other programs that come and go, and which of them serves a session.
+"""Engines in other programs that come and go.
 
-Owns: probing them, noticing that one died or is back, routes by least load. Must not know: HTTP
-towards clients, records. Invariants: a session is routed to a connected engine while there is one;
-a server that comes back is probed again before it serves; the loss of one moves its sessions only.
+Owns: probing them, noticing that one died or is back. Must not know: HTTP towards clients, records,
+which engine a session is best served by. Invariants: a session is routed to a connected engine
+while there is one; a server that comes back is probed again before it serves; the loss of one moves
+its sessions only.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from opengyre.engines.http_engine import HttpEngine, ServerFacts, TokenWire
 from opengyre.engines.http_stream import Origin
 from opengyre.engines.probe import EngineKind, probe_engine
 from opengyre.gateway.gateway import Gateway
+from opengyre.runtime.recording.fleet_routes import FleetRoutes, Place
 from opengyre.seams.errors import BoundaryError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -32,10 +34,8 @@ class Member:
     facts: ServerFacts
     engine: HttpEngine | None = None
     num_lives: int = 0
-    num_sessions: int = 0
 
-    @property
-    def num_running(self) -> int:
+    def num_asked(self) -> int:
         return 0 if self.engine is None else self.engine.num_running
 
     def words(self) -> str:
@@ -54,7 +54,13 @@ class EngineFleet:
         self.members = list(members)
         self._kind = kind
         self._context_tokens = context
-        self._routes: dict[str, Member] = {}
+        self._places = {
+            one.engine_id: Place(engine_id=one.engine_id, num_asked=one.num_asked)
+            for one in self.members
+        }
+        self._routes = FleetRoutes(
+            self._places.values(), now_s=lambda: asyncio.get_running_loop().time()
+        )
 
     @property
     def context_tokens(self) -> int:
@@ -67,25 +73,19 @@ class EngineFleet:
                 tasks.create_task(self._keep(member, gateway))
 
     def route(self, session: str) -> str:
-        """The engine for a new session: the one with the least to do, first by requests under
-        way, then by sessions."""
-        best = min(
-            self._connected() or self.members, key=lambda one: (one.num_running, one.num_sessions)
-        )
-        return self._route_to(best, session)
+        """The engine for a session that is about to make its first call."""
+        return self._routes.route(session)
 
     async def _keep(self, member: Member, gateway: Gateway) -> None:
         """One server through all its lives."""
         while True:
             async with HttpEngine(member.origin, member.wire, member.facts) as engine:
                 gateway.connect_engine(member.engine_id, engine, member.num_lives)
-                member.engine = engine
                 member.num_lives += 1
-                self._move_orphans(gateway)
+                self._set_engine(member, engine, gateway)
                 await _until_dead(engine)
                 log.warning("%s (%s) is gone: %s", member.engine_id, member.origin, engine.trouble)
-                member.engine = None
-                self._move_orphans(gateway)
+                self._set_engine(member, None, gateway)
                 gateway.engine_lost(member.engine_id)
             member.wire, member.facts = await self._until_back(member)
             log.warning("%s (%s) is back", member.engine_id, member.origin)
@@ -102,26 +102,11 @@ class EngineFleet:
             except ConfigError as error:
                 log.warning("%s came back as something else: %s", member.engine_id, error)
 
-    def _move_orphans(self, gateway: Gateway) -> None:
+    def _set_engine(self, member: Member, engine: HttpEngine | None, gateway: Gateway) -> None:
         """Sessions of engines that are gone go to those that are there."""
-        connected = self._connected()
-        if not connected:
-            return
-        orphans = [name for name, member in self._routes.items() if member.engine is None]
-        for name in orphans:
-            self._route_to(min(connected, key=lambda one: one.num_sessions), name)
-        gateway.set_routes([(name, self._routes[name].engine_id) for name in orphans])
-
-    def _route_to(self, member: Member, session: str) -> str:
-        before = self._routes.get(session)
-        if before is not None:
-            before.num_sessions -= 1
-        member.num_sessions += 1
-        self._routes[session] = member
-        return member.engine_id
-
-    def _connected(self) -> list[Member]:
-        return [one for one in self.members if one.engine is not None]
+        member.engine = engine
+        self._places[member.engine_id].is_connected = engine is not None
+        gateway.set_routes(self._routes.move_orphans(gateway.num_running))
 
 
 async def open_fleet(
