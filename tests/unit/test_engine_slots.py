@@ -88,3 +88,68 @@ def test_spoiled_and_cleared_slots_are_not_reused() -> None:
     table.free(again)
     table.clear()
     assert table.assign(live_of(list(range(20)))).num_reused == 0
+
+
+def test_a_sibling_waits_for_the_prompt_that_is_being_computed_and_then_copies_it() -> None:
+    table = SlotTable(3, 50)
+    first, second = live_of(list(range(30))), live_of(list(range(30)))
+    slot = table.assign(first).slot
+    assert table.is_being_computed(second)
+    table.num_cached[slot] = 29
+    assert not table.is_being_computed(second)
+    given = table.assign(second)
+    assert (given.source, given.num_reused) == (slot, 29)
+
+
+def test_nobody_waits_for_a_short_shared_prefix_or_for_one_that_left() -> None:
+    table = SlotTable(3, 50)
+    first = live_of([*range(10), *range(60, 80)])
+    table.assign(first)
+    assert not table.is_being_computed(live_of(list(range(30))))
+    table.free(first)
+    assert not table.is_being_computed(live_of([*range(10), *range(60, 80)]))
+
+
+def test_a_pinned_slot_is_given_to_nobody_until_it_is_unpinned() -> None:
+    table = SlotTable(1, 50)
+    live = live_of(list(range(20)))
+    slot = table.assign(live).slot
+    table.num_cached[slot] = 19
+    assert table.pin(live) == (slot, 19)
+    table.free(live)
+    assert table.num_free == 0
+    assert table.reserve(live_of([1, 2, 3, 4, 5])) is None
+    table.unpin(slot)
+    assert table.assign(live_of(list(range(20)))).num_reused == 19
+
+
+def test_a_prefix_of_a_few_tokens_is_not_worth_a_pin() -> None:
+    table = SlotTable(1, 50)
+    live = live_of(list(range(20)))
+    table.num_cached[table.assign(live).slot] = 3
+    assert table.pin(live) is None
+    assert table.slot_of(live) is not None
+
+
+def test_idle_prefixes_are_those_of_the_executions_asked_for_and_no_part_of_another() -> None:
+    table = SlotTable(4, 50)
+    long = finished(table, list(range(40)))
+    table.num_cached[finished(table, [*range(50, 70)])] = 20
+    branch = live_of([*range(10), *range(80, 100)])
+    slot = table.assign(branch).slot
+    table.num_cached[slot] = 30
+    found = table.pin_idle({"e"})
+    assert [(one[0], one[1], len(one[2])) for one in found][:1] == [("e", long, 40)]
+    assert slot not in [one[1] for one in found]
+    assert table.pin_idle({"e"}) == []
+    assert table.pin_idle({"other"}) == []
+
+
+def test_what_arrives_from_elsewhere_is_cached_from_then_on() -> None:
+    table = SlotTable(2, 50)
+    live = live_of(list(range(20)))
+    slot = table.reserve(live)
+    assert slot is not None
+    assert table.num_reusable(live_of(list(range(20)))) == 0
+    table.arrived(live, 19)
+    assert table.num_reusable(live_of(list(range(20)))) == 19
