@@ -3,6 +3,8 @@
 Owns: who takes and releases a slot, launches and the placing of displaced
 executions. Must not know: why slots became free.
 Invariant: an execution holds at most one slot; an engine never more than it has.
+An engine's load is the executions that hold its slots, whatever they do: one that waits in the
+engine's queue, at its door or for a tool counts like one that generates.
 """
 
 from opengyre.control.cells import Engine
