@@ -284,16 +284,16 @@ def test_a_server_that_is_not_there_is_said_to_be_unreachable() -> None:
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
-        ({"temperature": 0.7, "top_p": 0.9, "top_k": 5}, (0.7, 0.9, 5)),
-        ({"top_p": 0.0, "top_k": 0}, (0.0, 1.0, -1)),
-        ({"temperature": 1e-40, "top_k": 10**18}, (0.0, 1.0, 2**30)),
+        ({"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1}, (0.7, 0.9, 5, 0.1)),
+        ({"top_p": 0.0, "top_k": 0, "min_p": 0.1}, (0.0, 1.0, -1, 0.0)),
+        ({"temperature": 1e-40, "top_k": 10**18}, (0.0, 1.0, 2**30, 0.0)),
     ],
 )
 def test_sampling_numbers_that_servers_refuse_are_told_as_what_they_mean(
-    sent: dict[str, Any], told: tuple[float, float, int]
+    sent: dict[str, Any], told: tuple[float, float, int, float]
 ) -> None:
     numbers = sampling_numbers(request(1, [1], 1, **sent))
-    assert (numbers["temperature"], numbers["top_p"], numbers["top_k"]) == told
+    assert tuple(numbers[name] for name in ("temperature", "top_p", "top_k", "min_p")) == told
 
 
 @pytest.mark.parametrize(

@@ -305,6 +305,9 @@ def test_case_15_what_the_engine_can_honour_reaches_it(speaker: Speaker) -> None
                 await one.ask(stream=True, seed=2)
             await one.ask(stream=True, top_k=3)
             assert asked[-1].top_k == 3
+            if speaker.name != "anthropic":
+                await one.ask(stream=True, min_p=0.25)
+                assert asked[-1].min_p == 0.25
             assert len({request.seed for request in asked}) == len(asked)
 
     asyncio.run(main())

@@ -213,13 +213,18 @@ def test_defaults_apply_only_where_the_client_is_silent() -> None:
             def caps(self) -> Any:
                 return self.inner.caps()
 
-        defaults = SamplingDefaults(temperature=0.5, top_p=0.9, top_k=7, max_new_tokens=5)
+        defaults = SamplingDefaults(
+            temperature=0.5, top_p=0.9, top_k=7, min_p=0.02, max_new_tokens=5
+        )
         async with open_rig({"s0": Watched()}, defaults=defaults) as rig:
             path = "/e000001/v1/chat/completions"
             await post(rig, path)
-            await post(rig, path, temperature=0, top_p=1, top_k=2, max_completion_tokens=9)
-            values = [(r.temperature, r.top_p, r.top_k, r.max_new_tokens) for r in seen]
-            assert values == [(0.5, 0.9, 7, 5), (0.0, 1.0, 2, 9)]
+            told = {"temperature": 0, "top_p": 1, "top_k": 2, "min_p": 0.1}
+            await post(rig, path, **told, max_completion_tokens=9)
+            values = [(r.temperature, r.top_p, r.top_k, r.min_p, r.max_new_tokens) for r in seen]
+            assert values == [(0.5, 0.9, 7, 0.02, 5), (0.0, 1.0, 2, 0.1, 9)]
+            headers = [one.header for one in rig.recorder.records]
+            assert [one.min_p for one in headers] == [0.02, 0.1]
             assert seen[0].seed != seen[1].seed
             assert seen[0].stop_ids
 

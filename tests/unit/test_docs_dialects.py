@@ -46,6 +46,7 @@ OTHER_VALUES: dict[str, Any] = {
     "logprobs": True,
     "messages": [USER, USER],
     "metadata": {"a": "b"},
+    "min_p": 0.5,
     "modalities": ["audio"],
     "parallel_tool_calls": False,
     "previous_response_id": "resp_e000001_t1_a0",

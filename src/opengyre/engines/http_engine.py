@@ -37,13 +37,14 @@ ReadEvent = Callable[[bytes], Chunk]
 
 
 def sampling_numbers(request: GenerateRequest) -> dict[str, float]:
-    """Temperature, top_p and top_k (-1: all) within what servers take: a distribution cut to its
-    most likely token is greedy sampling, and a top_k beyond every vocabulary fits 32 bits."""
+    """Temperature, top_p, top_k (-1: all) and min_p within what servers take: a distribution cut to
+    its most likely token is greedy sampling, and a top_k beyond every vocabulary fits 32 bits."""
     is_greedy = request.top_p <= 0.0 or request.temperature < _MIN_TEMPERATURE
     return {
         "temperature": 0.0 if is_greedy else request.temperature,
         "top_p": 1.0 if is_greedy else request.top_p,
         "top_k": min(request.top_k, _MAX_TOP_K) or -1,
+        "min_p": 0.0 if is_greedy else request.min_p,
     }
 
 

@@ -190,6 +190,7 @@ def _request(ids: Any, sampling: dict[str, Any], request_id: str) -> GenerateReq
             "max_new_tokens": sampling.get("max_tokens", 16),
             "temperature": sampling.get("temperature", 1.0),
             "top_p": sampling.get("top_p", 1.0),
+            "min_p": sampling.get("min_p", 0.0),
             "seed": sampling.get("seed") or 0,
             "stop_ids": sampling.get("stop_token_ids") or [],
         },

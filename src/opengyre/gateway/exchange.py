@@ -282,6 +282,7 @@ class Exchange:
             temperature=asked.temperature,
             top_p=asked.top_p,
             top_k=asked.top_k,
+            min_p=asked.min_p,
             logprob_mode=sampled.logprob_mode,
             num_calls=counts.num_read,
             num_malformed_calls=counts.num_malformed,

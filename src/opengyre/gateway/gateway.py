@@ -56,6 +56,7 @@ class SamplingDefaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     max_new_tokens: int | None = None
 
 
@@ -424,6 +425,7 @@ class Gateway:
             temperature=_first(sampling.temperature, defaults.temperature),
             top_p=_first(sampling.top_p, defaults.top_p),
             top_k=max(0, int(_first(sampling.top_k, defaults.top_k))),
+            min_p=_first(sampling.min_p, defaults.min_p),
             seed=turn_seed(one.seed, attempt.number, sampling),
             stop_ids=self._renderer.stop_ids,
         )

@@ -50,6 +50,7 @@ class Sampling:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
     max_new_tokens: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()

@@ -217,6 +217,7 @@ def gateway_settings(config: RunConfig) -> GatewaySettings:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            min_p=sampling.min_p,
             max_new_tokens=sampling.max_new_tokens,
         ),
         labels=label_rules(load_profile(config.harness.profile)),

@@ -33,8 +33,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     `is_committed` is True once its terminal event was written to the client. `finish`: stop,
     length, cancelled, error. `role` as the wire told it: main, main-summary, sub-agent,
     sub-agent-summary, side. `protocol` is the dialect of its body; `logprob_mode` the engine's
-    (see EngineCaps), `top_k` 0 keeps all. Each call that its answer began and ended is in
-    `num_calls`, or in `num_malformed_calls` if it has no name or its arguments are no JSON object;
+    (see EngineCaps), `top_k` 0 and `min_p` 0 keep all. Each call that its answer began and ended is
+    in `num_calls`, or in `num_malformed_calls` if it has no name or its arguments are no JSON object;
     `num_watched_calls` of `num_calls` have arguments that match `reward.watched_pattern`.
     """
 
@@ -61,6 +61,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     logprob_mode: str = ""
     num_calls: int = 0
     num_malformed_calls: int = 0

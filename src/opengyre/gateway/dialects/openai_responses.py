@@ -33,7 +33,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
     "repetition_penalty": (None, 1),
-    "min_p": (None, 0),
     "logit_bias": (None, {}),
 }
 _ECHOED = {
@@ -132,6 +131,7 @@ def _sampling(body: dict[str, Any]) -> Sampling:
         temperature=number(body, "temperature", low=0.0, high=2.0),
         top_p=number(body, "top_p", low=0.0, high=1.0),
         top_k=integer(body, "top_k", low=-1),
+        min_p=number(body, "min_p", low=0.0, high=1.0),
         max_new_tokens=integer(body, "max_output_tokens", low=1),
         seed=integer(body, "seed", low=-(2**63)),
         stop=stops(body, "stop"),

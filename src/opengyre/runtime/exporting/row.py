@@ -63,6 +63,7 @@ class TurnRow(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
     spans: list[Span]
     is_trainable: bool
     not_trainable: str

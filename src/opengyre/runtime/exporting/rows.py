@@ -162,6 +162,7 @@ def _row(
         temperature=header.temperature,
         top_p=header.top_p,
         top_k=header.top_k,
+        min_p=header.min_p,
         held_s=header.held_s,
         num_continuations=header.num_continuations,
         num_calls=header.num_calls,
