@@ -1,20 +1,23 @@
-"""Sampling: keyed by seed and position, filtered by top-k and top-p, and honest logprobs."""
+"""Sampling: keyed by seed and position, filtered by top-k, top-p and min-p, honest logprobs."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from opengyre.engines.torch_engine.sampling import SamplingRows, sample, uniforms
 
 
 def rows(num_rows: int, **settings: Any) -> SamplingRows:
-    full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seeds": 1, "positions": 0} | settings
+    usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seeds": 1, "positions": 0}
+    full = usual | settings
     return SamplingRows(
         temperature=np.broadcast_to(np.asarray(full["temperature"], np.float64), num_rows).copy(),
         top_k=np.broadcast_to(np.asarray(full["top_k"], np.int64), num_rows).copy(),
         top_p=np.broadcast_to(np.asarray(full["top_p"], np.float64), num_rows).copy(),
+        min_p=np.broadcast_to(np.asarray(full["min_p"], np.float64), num_rows).copy(),
         seeds=np.broadcast_to(np.asarray(full["seeds"], np.uint64), num_rows).copy(),
         positions=np.broadcast_to(np.asarray(full["positions"], np.uint64), num_rows).copy(),
     )
@@ -53,6 +56,7 @@ def test_a_row_draws_the_same_whatever_is_beside_it() -> None:
         "temperature": [1.0, 0.0, 0.7, 1.3, 1.0, 0.5],
         "top_k": [0, 0, 5, 0, 3, 0],
         "top_p": [1.0, 1.0, 1.0, 0.6, 0.9, 1.0],
+        "min_p": [0.0, 0.9, 0.1, 0.0, 0.3, 0.2],
         "seeds": [1, 2, 3, 4, 5, 2**64 - 1],
         "positions": [10, 11, 12, 13, 14, 15],
     }
@@ -74,6 +78,60 @@ def test_top_k_and_top_p_keep_the_likeliest_and_renormalise() -> None:
     assert set(by_p.tolist()) == {1, 2, 3}
     alone, _ = sample(logits_of(probs, 500), rows(500, top_p=0.01, positions=positions))
     assert set(alone.tolist()) == {1}
+
+
+def test_min_p_keeps_what_has_its_share_of_the_likeliest_and_renormalises() -> None:
+    probs, positions = [0.1, 0.4, 0.2, 0.3], np.arange(500)
+    ids, logprobs = sample(logits_of(probs, 500), rows(500, min_p=0.6, positions=positions))
+    assert set(ids.tolist()) == {1, 3}
+    assert logprobs == pytest.approx(np.log(np.where(ids == 1, 4 / 7, 3 / 7)), abs=1e-5)
+    alone, logprobs = sample(logits_of(probs, 500), rows(500, min_p=1.0, positions=positions))
+    assert set(alone.tolist()) == {1}
+    assert logprobs == pytest.approx(np.zeros(500), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"temperature": 0.7},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.2},
+        {"temperature": 1.6, "top_k": 12, "top_p": 0.9},
+        {"temperature": 1.6, "top_k": 40, "top_p": 0.95, "min_p": 0.1},
+        {"top_p": 0.6, "min_p": 0.3},
+    ],
+    ids=str,
+)
+def test_what_is_kept_and_its_logprobs_are_those_of_transformers(chosen: dict[str, Any]) -> None:
+    """Each row of the same logits draws at another position; together they show what is kept."""
+    logits = torch.randn(1, 60, generator=torch.Generator().manual_seed(5)) * 2
+    expected = warped(logits, chosen)[0].log_softmax(-1).numpy()
+    asked = rows(4000, positions=np.arange(4000), **chosen)
+    ids, logprobs = sample(logits.repeat(4000, 1), asked)
+    assert np.isfinite(expected[ids]).all()
+    assert logprobs == pytest.approx(expected[ids], abs=1e-5)
+    is_likely = expected > np.log(0.005)
+    assert set(np.flatnonzero(is_likely).tolist()) <= set(ids.tolist())
+
+
+def warped(logits: torch.Tensor, chosen: dict[str, Any]) -> torch.Tensor:
+    """As `generate` does it: its own list of warpers, in its order."""
+    settings = GenerationConfig(
+        do_sample=True,
+        top_k=chosen.get("top_k", 0),
+        **{name: value for name, value in chosen.items() if name != "top_k"},
+    )
+    tiny = LlamaConfig(
+        vocab_size=60,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+    )
+    warpers = LlamaForCausalLM(tiny)._get_logits_processor(settings)
+    scores: torch.Tensor = warpers(torch.zeros(1, 1, dtype=torch.long), logits.clone())
+    return scores
 
 
 def test_greedy_rows_take_the_likeliest_with_the_logprob_at_temperature_one() -> None:

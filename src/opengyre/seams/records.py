@@ -34,8 +34,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     length, cancelled, error. `role` as the wire told it: main, main-summary, sub-agent,
     sub-agent-summary, side. `protocol` is the dialect of its body; `logprob_mode` the engine's
     (see EngineCaps), `top_k` 0 and `min_p` 0 keep all. Each call that its answer began and ended is
-    in `num_calls`, or in `num_malformed_calls` if it has no name or its arguments are no JSON object;
-    `num_watched_calls` of `num_calls` have arguments that match `reward.watched_pattern`.
+    in `num_calls`, or in `num_malformed_calls` if it has no name or its arguments are no JSON
+    object; `num_watched_calls` of `num_calls` have arguments that match `reward.watched_pattern`.
     """
 
     turn: str

@@ -1,8 +1,10 @@
-"""Sampling of a batch of rows: temperature, top-k, top-p, keyed by (seed, absolute position).
+"""Sampling of a batch of rows: temperature, top-k, top-p, min-p, by (seed, absolute position).
 
 Must not know: requests, KV. Invariant: a row's draw depends on its logits, settings, seed and
 position alone, never on the rows beside it, so a continued request samples what an unbroken one
-does. Reference for the counter-based generator: splitmix64, Steele et al., OOPSLA 2014.
+does. The order is that of transformers' warpers: top-p is of what top-k kept, renormalised; vLLM
+cuts by min-p first, which differs only where both bite. Of equal tokens top-k keeps the lower ids.
+Reference for the counter-based generator: splitmix64, Steele et al., OOPSLA 2014.
 """
 
 from dataclasses import dataclass
@@ -18,20 +20,23 @@ _MIX_B = np.uint64(0x94D049BB133111EB)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRows:
-    """Settings of n rows, arrays of length n. Temperature 0 is greedy; top_k 0 and top_p 1 keep
-    everything. `positions` are the absolute positions of the tokens to be sampled."""
+    """Settings of n rows, arrays of length n. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0
+    keep everything; min_p drops what has less than this share of the likeliest token's probability.
+    `positions` are the absolute positions of the tokens to be sampled."""
 
     temperature: np.ndarray
     top_k: np.ndarray
     top_p: np.ndarray
+    min_p: np.ndarray
     seeds: np.ndarray
     positions: np.ndarray
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> tuple[np.ndarray, np.ndarray]:
     """Sampled ids [n] and their logprobs [n] under the distribution they were sampled from:
-    softmax(logits / temperature), renormalised over what top-k and top-p keep; for greedy rows
-    softmax(logits). `logits` is [n, vocabulary]; a logprob that is not finite means they were not.
+    softmax(logits / temperature), renormalised over what top-k, top-p and min-p keep; for greedy
+    rows softmax(logits). `logits` is [n, vocabulary]; a logprob that is not finite means they were
+    not.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     is_greedy = rows.temperature <= 0
@@ -74,17 +79,30 @@ def _filtered(logprobs: Tensor, rows: SamplingRows, is_greedy: np.ndarray) -> Te
     wanted = np.where((rows.top_k <= 0) | is_greedy, num_words, rows.top_k)
     top_k = np.minimum(wanted, num_words)
     top_p = np.where(is_greedy, 1.0, rows.top_p)
-    if (top_k >= num_words).all() and (top_p >= 1.0).all():
-        return logprobs
+    min_p = np.where(is_greedy, 0.0, rows.min_p)
+    if (top_k < num_words).any() or (top_p < 1.0).any():
+        logprobs = _likeliest(logprobs, top_k, top_p)
+    if (min_p > 0.0).any():
+        logprobs = _above_share(logprobs, min_p)
+    return logprobs
+
+
+def _likeliest(logprobs: Tensor, top_k: np.ndarray, top_p: np.ndarray) -> Tensor:
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
-    probs = ordered.exp()
-    before = probs.cumsum(-1) - probs
-    rank = torch.arange(num_words, device=logprobs.device)[None]
+    rank = torch.arange(logprobs.shape[-1], device=logprobs.device)[None]
     is_kept = rank < _column(top_k, logprobs)
+    probs = ordered.masked_fill(~is_kept, -torch.inf).softmax(-1)
+    before = probs.cumsum(-1) - probs
     is_kept &= (before < _column(top_p, logprobs)) | _on(top_p >= 1.0, logprobs)[:, None]
     is_kept |= rank == 0
     is_out = torch.empty_like(is_kept).scatter_(-1, order, ~is_kept)
     return logprobs.masked_fill(is_out, -torch.inf).log_softmax(-1)
+
+
+def _above_share(logprobs: Tensor, min_p: np.ndarray) -> Tensor:
+    share = np.where(min_p > 0.0, np.log(np.maximum(min_p, np.finfo(np.float64).tiny)), -np.inf)
+    least = logprobs.amax(-1, keepdim=True) + _column(share, logprobs)
+    return logprobs.masked_fill(logprobs < least, -torch.inf).log_softmax(-1)
 
 
 def _column(values: np.ndarray, like: Tensor) -> Tensor:
