@@ -28,7 +28,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 @run_app.command()
 def show(run: RunPath, as_json: AsJson = False) -> None:
-    """Print the summary and one line for each step."""
+    """Print the summary, one line for each step, and the memory of each role."""
+    from opengyre.views.memory import role_memory_cells, switch_cells
     from opengyre.views.summary import summarise
     from opengyre.views.tables import step_cells, table, work_cells
     from opengyre.views.words import final_lines
@@ -36,11 +37,17 @@ def show(run: RunPath, as_json: AsJson = False) -> None:
     folder, state = _fold(run)
     summary = summarise(state)
     if as_json:
-        told = {"steps": step_cells(state), "cells": work_cells(state)}
+        told = {
+            "steps": step_cells(state),
+            "cells": work_cells(state),
+            "memory": role_memory_cells(state),
+            "switches": switch_cells(state),
+        }
         return _print_json({**summary, **told})
     report = str(folder.report_png) if folder.report_png.exists() else ""
     _print_lines(final_lines(summary, folder=str(run), report=report))
-    for rows in (step_cells(state), work_cells(state)):
+    tables = (step_cells, work_cells, role_memory_cells, switch_cells)
+    for rows in (cells(state) for cells in tables):
         _print_lines(["", *table(rows)] if rows else [])
 
 

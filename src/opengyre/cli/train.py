@@ -43,6 +43,8 @@ def train(
     prepared = prepare(load_config(config, overrides or ()))
     for warning in prepared.warnings:
         typer.echo(f"gyre: warning: {warning}", err=True)
+    for line in prepared.memory:
+        typer.echo(f"gyre: memory of {line}", err=True)
     section = prepared.config.run
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = run or section.dir / f"{section.name}-{stamp}-s{section.seed}"

@@ -45,7 +45,7 @@ class CellProcess:
         self._setup = setup
         self._parts = parts
         self._tasks = tasks
-        self._memory = CellMemory(setup, parts)
+        self._memory = CellMemory(parts)
         self._claims: asyncio.Task[None] | None = None
 
     def _now_s(self) -> float:

@@ -6,7 +6,7 @@ share one module and one compute thread; an emulated cell imports no torch.
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +14,15 @@ from opengyre.config.load import parse_resolved
 from opengyre.config.root import RunConfig
 from opengyre.engines.compute import ComputeThread
 from opengyre.runtime.callables import load_callable
+from opengyre.runtime.memory_plan import predicted
 from opengyre.runtime.messages import CellSetup
 from opengyre.runtime.planes import Array, Planes, open_planes, pull_all
 from opengyre.runtime.stages import StageProcesses, start_stages
 from opengyre.seams.cells import CellBackend
 from opengyre.seams.engine import Engine
+from opengyre.seams.memory import MemoryHeld
 from opengyre.seams.weights import Snapshot
+from opengyre.store.observations import Role
 from opengyre.transport.engine_link import EngineServer
 
 END_OF_TURN = "<|im_end|>"
@@ -28,7 +31,8 @@ END_OF_TURN = "<|im_end|>"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellParts:
     """`pull` copies a snapshot out of a plane, verified. `backend` is None if it never trains;
-    `store_address` is where the members of its prefix meet, "" if they do not."""
+    `store_address` is where the members of its prefix meet, "" if they do not; `predicted` is what
+    each role holds at most, of embedded parts."""
 
     engine: Engine
     backend: CellBackend | None
@@ -37,6 +41,7 @@ class CellParts:
     pull: Callable[[Snapshot], Mapping[str, Array]]
     stages: StageProcesses
     store_address: str = ""
+    predicted: Mapping[Role, MemoryHeld] = field(default_factory=dict)
 
 
 @contextlib.asynccontextmanager
@@ -73,6 +78,7 @@ async def build_parts(setup: CellSetup) -> AsyncIterator[CellParts]:
             pull=partial(pull_all, planes.weights),
             stages=stages,
             store_address=store_address,
+            predicted=predicted(config, is_core=setup.cell == 0),
         )
 
 

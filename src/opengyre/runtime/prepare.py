@@ -18,6 +18,7 @@ from opengyre.control.ids import cell_engine_id, standalone_engine_id
 from opengyre.harness.profiles import Staged, check_launch, open_harness
 from opengyre.harness.programs import Program, find_program
 from opengyre.runtime.grading import grader_files
+from opengyre.runtime.memory_words import machine_bytes, memory_lines, memory_warnings
 from opengyre.runtime.objective_trial import try_own_objective
 from opengyre.runtime.rewards import load_transforms
 from opengyre.seams.errors import ConfigError
@@ -34,8 +35,8 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What a run starts from; `warnings` are lines for the user. The config's model path is a
-    folder on this machine; `transforms` were tried."""
+    """What a run starts from; `warnings` are lines for the user, and so is `memory`: what the core
+    will hold. The config's model path is a folder on this machine; `transforms` were tried."""
 
     config: RunConfig
     train: SampledTasks
@@ -44,6 +45,7 @@ class Prepared:
     profile: HarnessProfile
     program: Program | None
     warnings: tuple[str, ...]
+    memory: tuple[str, ...] = ()
     transforms: tuple[NamedTransform, ...] = ()
     grader_files: tuple[Path, ...] = ()
 
@@ -77,7 +79,11 @@ def prepare(config: RunConfig) -> Prepared:
         scheduler=scheduler_config(config, 0 if evaluation is None else evaluation.num_tasks),
         profile=profile,
         program=program,
-        warnings=tuple(config_warnings(config)),
+        warnings=(
+            *config_warnings(config),
+            *memory_warnings(config, has_bytes=machine_bytes()),
+        ),
+        memory=tuple(memory_lines(config)),
         transforms=load_transforms(config.reward),
         grader_files=grader_files(config.grading),
     )

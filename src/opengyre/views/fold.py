@@ -160,6 +160,8 @@ class Fold:
             case seen.VersionPublished():
                 self.state.published.append((self.state.now_s, value))
                 self._engines.mark("published", value.engine, f"version {value.version}")
+            case seen.RoleChange():
+                self.state.role_changes.append(value)
             case seen.MicroStepDone():
                 self.state.micro_steps.setdefault(f"c{value.cell}", []).append(
                     Stretch(

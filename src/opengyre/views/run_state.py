@@ -143,6 +143,7 @@ class RunState:
         self.samples: list[Sample] = []
         self.happenings: list[Happening] = []
         self.num_role_changes = 0
+        self.role_changes: list[seen.RoleChange] = []
         self.num_retained = 0
         self.num_returned = 0
         self.measured: dict[str, list[Stretch]] = {}
