@@ -19,6 +19,7 @@ import msgspec
 from opengyre.engines.http_stream import EventLines, HttpConnection, HttpPool, Origin
 from opengyre.seams.engine import Chunk, EngineCaps, Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError
+from opengyre.seams.kv import KVRef, KVRelease, KVTaken
 from opengyre.transport.chunk_stream import ChunkReader, ChunkStream
 
 MAX_REQUESTS = 8192
@@ -203,16 +204,26 @@ class HttpEngine:
             self._begin(asked, call)
         return ChunkReader(call.stream, on_abandon=lambda: self._abandon(request.request_id, call))
 
-    async def freeze(self, request_id: str) -> None:
+    async def freeze(self, request_id: str, *, keeps_kv: bool = False) -> None:
+        """Nothing is kept: a server pins for its own kind only."""
+        del keeps_kv
         await self._stop(request_id, Finish.FROZEN)
 
-    async def freeze_all(self) -> None:
+    async def freeze_all(self, *, keeps_kv: bool = False) -> None:
+        del keeps_kv
         async with asyncio.TaskGroup() as tasks:
             for request_id in list(self._calls):
                 tasks.create_task(self._stop(request_id, Finish.FROZEN))
 
     async def cancel(self, request_id: str) -> None:
         await self._stop(request_id, Finish.CANCELLED)
+
+    async def import_kv(self, ref: KVRef) -> KVTaken:
+        return KVTaken(ref=ref.ref, num_tokens=0, reason=f"{self.wire.kind} reads no prefixes")
+
+    async def release_kv(self, ref: str) -> KVRelease:
+        del ref
+        return KVRelease.UNKNOWN
 
     def caps(self) -> EngineCaps:
         return EngineCaps(
