@@ -42,6 +42,7 @@ TOKENS_IN_ALL = 16_384
 MAX_REQUESTS = 4
 NUM_SWITCHES = 3
 DEADLINE_S = 3600.0
+START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,25 +332,21 @@ async def _firsts(executions: Iterable[Execution]) -> None:
 @contextlib.asynccontextmanager
 async def two_cells(options: Options) -> AsyncIterator[list[Site]]:
     """In the order of their numbers, doors open."""
-    with tempfile.TemporaryDirectory() as folder:
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         arrived: asyncio.Queue[Site] = asyncio.Queue()
         server, address = await serve(f"unix:{folder}/moves.sock", _take_cells(arrived))
-        processes = [_start(options, cell, address) for cell in range(len(PLANES))]
-        try:
-            _say(f"two cells start with the model {options.model}")
-            async with asyncio.timeout(DEADLINE_S), contextlib.AsyncExitStack() as stack:
-                sites = sorted(
-                    [await arrived.get() for _ in processes], key=lambda site: site.ready.cell
-                )
-                for site in sites:
-                    await stack.enter_async_context(site.engine)
-                yield sites
-            for site in sites:
-                site.quit()
-        finally:
-            server.close()
-            for process in processes:
-                _end(process)
+        stack.callback(server.close)
+        for cell in range(len(PLANES)):
+            stack.callback(_end, _start(options, cell, address))
+        _say(f"two cells start with the model {options.model}")
+        sites = []
+        async with asyncio.timeout(START_S):
+            sites += [await arrived.get() for _ in PLANES]
+        for site in sites:
+            stack.callback(site.quit)
+            await stack.enter_async_context(site.engine)
+        yield sorted(sites, key=lambda site: site.ready.cell)
 
 
 def _take_cells(
