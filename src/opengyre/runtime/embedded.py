@@ -64,14 +64,15 @@ class StageParts:
     follower: Follower
 
 
-def use_one_thread() -> None:
-    """Two teams of threads on shared cores run many times slower than one thread each."""
-    torch.set_num_threads(1)
+def use_threads(num_threads: int = 1) -> None:
+    """Of the calling thread's passes. Two teams of threads on shared cores run many times slower
+    than one thread each."""
+    torch.set_num_threads(num_threads)
 
 
 def build_engine(config: RunConfig, setup: CellSetup, compute: ComputeThread) -> tuple[Engine, Any]:
     """The engine and its module. Raises ConfigError for a model that cannot run."""
-    use_one_thread()
+    use_threads(config.engine.threads)
     torch.manual_seed(config.run.seed)
     model = load_model(
         Path(config.model.path), dtype=DTYPES[config.model.dtype], device=str(_device(0))
@@ -128,7 +129,7 @@ def build_training(
 @contextlib.contextmanager
 def open_stage(config: RunConfig, message: StageSetup) -> Iterator[StageParts]:
     """A stage after the first. Raises ConfigError."""
-    use_one_thread()
+    use_threads(config.engine.threads)
     settings, setup = _settings(config), message.cell
     num_stages = message.num_stages
     model = load_cut(

@@ -55,10 +55,10 @@ async def embedded_try_engine(name: str) -> AsyncIterator[TryEngine]:
     from opengyre.engines.compute import ComputeThread
     from opengyre.engines.torch_engine.engine import TorchEngine, TorchEngineConfig
     from opengyre.engines.torch_engine.model import load_model
-    from opengyre.runtime.embedded import use_one_thread
+    from opengyre.runtime.embedded import use_threads
 
     folder = model_folder(name)
-    compute = ComputeThread(on_start=use_one_thread)
+    compute = ComputeThread(on_start=use_threads)
     try:
         module = await compute.run(load_model, folder)
         context_tokens = int(module.config.max_position_embeddings)
