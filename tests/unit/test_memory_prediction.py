@@ -1,5 +1,6 @@
 """What a role will hold: the count against what torch holds, on tiny models."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,7 @@ def test_a_folder_says_how_many_weights_each_stage_trains(
     trained = [sum(one.numel() for one in cut.parameters.values()) for cut in cuts]
     assert sizes.num_stage_weights == tuple(trained)
     assert sizes.num_layers == 3
+    assert sizes.num_tied == (56 * 24 if is_tied and num_stages > 1 else 0)
 
 
 def test_a_folder_without_weights_or_with_an_odd_config_says_so(tmp_path: Path) -> None:
@@ -130,6 +132,7 @@ SIZES = ModelSizes(
     head_dim=4,
     vocabulary=50,
 )
+TIED = replace(SIZES, num_tied=100)
 
 
 def _plan(*, is_core: bool, keeps_reference: bool = False) -> MemoryPlan:
@@ -160,6 +163,12 @@ def test_the_core_keeps_moments_copies_and_all_stages_in_both_roles() -> None:
     assert training.kv_pool_bytes == 0
 
 
+def test_both_ends_of_the_core_expose_the_gradient_of_what_is_tied() -> None:
+    plain, tied = (in_training(one, _plan(is_core=True)) for one in (SIZES, TIED))
+    assert tied.exposed_bytes - plain.exposed_bytes == 2 * 2 * 4 * 100
+    assert in_training(TIED, _plan(is_core=False)).exposed_bytes == 0
+
+
 def test_a_frozen_reference_is_a_second_set_of_weights() -> None:
     plain, kept = (
         in_training(SIZES, _plan(is_core=False, keeps_reference=k)) for k in (False, True)
@@ -171,10 +180,23 @@ def test_an_earlier_stage_has_more_micro_steps_in_flight() -> None:
     plan = _plan(is_core=False)
     first = work_bytes(SIZES, plan, stage=0)
     one = saved_bytes(SIZES, 4, num_tokens=20, stage=0)
-    assert first == 2 * one + 4 * 600
-    logits = 3 * 20 * 50
-    last = saved_bytes(SIZES, 4, num_tokens=20, stage=1)
-    assert work_bytes(SIZES, plan, stage=1) == last + 4 * max(logits, 500)
+    more = saved_bytes(replace(SIZES, num_stage_layers=(3, 1)), 4, num_tokens=20, stage=0)
+    assert first == 2 * one + 2 * (more - one), "a layer on its way back"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_passing"),
+    [
+        (replace(SIZES, vocabulary=400), 3 * 20 * 400),
+        (replace(SIZES, num_stage_weights=(1, 9000)), 9000),
+    ],
+    ids=["logits", "weights"],
+)
+def test_a_large_vocabulary_and_large_weights_pass_through_too(
+    sizes: ModelSizes, num_passing: int
+) -> None:
+    last = saved_bytes(sizes, 4, num_tokens=20, stage=1)
+    assert work_bytes(sizes, _plan(is_core=False), stage=1) == last + 4 * num_passing
 
 
 def test_processes_of_a_cell_are_added_up() -> None:

@@ -80,13 +80,15 @@ def in_training(sizes: ModelSizes, plan: MemoryPlan) -> MemoryHeld:
 
 def work_bytes(sizes: ModelSizes, plan: MemoryPlan, *, stage: int) -> int:
     """The most that micro-steps take on `stage`: what autograd keeps of all in flight, and of one
-    its gradients or, before them, three more tensors of logits (or of their gradients)."""
+    the most of what comes one after the other: three tensors of logits or their gradients, a layer
+    on its way back (each tensor's gradient, and as much in between), gradients of all weights."""
     num_tokens = plan.num_micro_step_tokens
     kept = saved_bytes(sizes, plan.number_bytes, num_tokens=num_tokens, stage=stage)
     num_in_flight = sizes.num_stages - stage
     is_last = stage == sizes.num_stages - 1
     num_logits = 3 * num_tokens * sizes.vocabulary if is_last else 0
-    num_passing = max(num_logits, sizes.num_stage_weights[stage])
+    num_in_layer = 2 * num_tokens * _layer_numbers(sizes)
+    num_passing = max(num_logits, num_in_layer, sizes.num_stage_weights[stage])
     return num_in_flight * kept + num_passing * plan.number_bytes
 
 
@@ -133,9 +135,12 @@ def _optimizer_bytes(sizes: ModelSizes, plan: MemoryPlan) -> int:
 
 
 def _exposed_bytes(sizes: ModelSizes, plan: MemoryPlan) -> int:
-    """The core's weights as they are and as they were published, or a member's sums."""
-    is_exposing = plan.is_core or plan.exposes_sums
-    return is_exposing * _NUM_EXPOSED * sum(sizes.num_stage_weights) * plan.number_bytes
+    """The core's weights as they are and as they were published, and of both ends the gradient of
+    what is tied; or a member's sums."""
+    num_trained = sum(sizes.num_stage_weights)
+    num_sums = plan.exposes_sums * num_trained
+    num = num_trained + 2 * sizes.num_tied if plan.is_core else num_sums
+    return _NUM_EXPOSED * num * plan.number_bytes
 
 
 def _whole(held: MemoryHeld) -> MemoryHeld:

@@ -21,7 +21,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
     """A dense decoder. `num_stage_weights` and `num_stage_layers` are what each pipeline stage
-    trains; a tied embedding is on the first and on the last one."""
+    trains; `num_tied` weights, of a tied embedding, are on the first and on the last one."""
 
     num_weights: int
     num_stage_weights: tuple[int, ...]
@@ -32,6 +32,7 @@ class ModelSizes:
     num_kv_heads: int
     head_dim: int
     vocabulary: int
+    num_tied: int = 0
     has_head_norms: bool = False
 
     @property
@@ -65,8 +66,8 @@ def _sizes(told: Mapping[str, Any], numbers: dict[str, int], num_stages: int) ->
     own = [_in_layers(numbers, layers) for layers in stages]
     own[0] += numbers[_EMBEDDING]
     own[-1] += sum(numbers.values()) - numbers[_EMBEDDING] - _in_layers(numbers, range(num_layers))
-    if is_tied and num_stages > 1:
-        own[-1] += numbers[_EMBEDDING]
+    num_tied = numbers[_EMBEDDING] if is_tied and num_stages > 1 else 0
+    own[-1] += num_tied
     return ModelSizes(
         num_weights=sum(numbers.values()),
         num_stage_weights=tuple(own),
@@ -77,6 +78,7 @@ def _sizes(told: Mapping[str, Any], numbers: dict[str, int], num_stages: int) ->
         num_kv_heads=int(told.get("num_key_value_heads") or num_heads),
         head_dim=int(told.get("head_dim") or told["hidden_size"] // num_heads),
         vocabulary=int(told["vocab_size"]),
+        num_tied=num_tied,
         has_head_norms=any(name.endswith(".q_norm.weight") for name in numbers),
     )
 
