@@ -145,3 +145,20 @@ def test_logits_that_are_not_finite_show_in_the_logprob_of_their_row_alone() -> 
     logits[1, 2] = torch.nan
     _, logprobs = sample(logits, rows(3, temperature=[1.0, 1.0, 0.0]))
     assert np.isfinite(logprobs).tolist() == [True, False, True]
+
+
+def test_a_large_vocabulary_is_drawn_in_blocks_by_the_same_probabilities() -> None:
+    """All the mass lies in few words, at the edges of blocks among others."""
+    num_words, num_rows = 5000, 20_000
+    probs = np.zeros(num_words)
+    words = [0, 1023, 1024, 3000, 4999]
+    probs[words] = [0.1, 0.2, 0.3, 0.15, 0.25]
+    logits = torch.from_numpy(probs).float().log().expand(num_rows // 10, -1)
+    counts = np.zeros(num_words, np.int64)
+    for part in range(10):
+        positions = np.arange(part * num_rows // 10, (part + 1) * num_rows // 10)
+        ids, logprobs = sample(logits.clone(), rows(num_rows // 10, positions=positions))
+        assert logprobs == pytest.approx(np.log(probs[ids]), abs=1e-5)
+        counts += np.bincount(ids, minlength=num_words)
+    assert counts / num_rows == pytest.approx(probs, abs=0.012)
+    assert set(np.flatnonzero(counts).tolist()) == set(words)
