@@ -343,3 +343,18 @@ def test_a_reduction_without_a_member_fails_for_all_and_the_star_finishes(groupe
     made[0].update(1)
     prompt = made[0].parameters()
     assert all(late[name].tobytes() == prompt[name].tobytes() for name in prompt)
+
+
+def test_only_the_core_holds_what_was_added_up_and_only_until_its_update(grouped: Cells) -> None:
+    made = _opened(grouped, NUM_CELLS)
+    for place, one in enumerate(WORK):
+        made[place % NUM_CELLS].run(one)
+    before = [cell.held().gradients_bytes for cell in made]
+    _together(grouped, made, name="who holds it")
+    after = [cell.held().gradients_bytes for cell in made]
+    assert after == [2 * before[0], *before[1:]]
+    made[0].update(1)
+    assert made[0].held().gradients_bytes == before[0] > 0
+    for cell in made:
+        cell.leave_training()
+        assert cell.held().gradients_bytes == 0

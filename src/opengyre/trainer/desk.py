@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from opengyre.control.errors import InvariantError
+from opengyre.seams.cells import Rendezvous
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Descriptor, Snapshot, WeightPlane
 from opengyre.trainer import orders as o
@@ -120,9 +121,7 @@ class StageDesk:
             case o.AddSums():
                 stage.add_to_copy([self._pull_sums(one) for one in order.members])
             case o.AddTogether():
-                stage.reduced = self.groups.reduce_copy(
-                    stage.sums.flat, rendezvous=order.rendezvous, stage=self.place.stage
-                )
+                self._add_together(order.rendezvous)
             case o.ShareTied():
                 tied = {TIED: _host(stage.shared_gradient(self.place.tied))}
                 return o.Shared(part=self.gradients.expose(tied, order.step))
@@ -135,6 +134,14 @@ class StageDesk:
             case _:
                 raise InvariantError(f"no stage carries out {type(order).__name__}")
         return o.Did()
+
+    def _add_together(self, rendezvous: Rendezvous) -> None:
+        """The core's copy becomes the sum; a satellite's is of no more use."""
+        copy = self.groups.reduce_copy(
+            self.stage.sums.flat, rendezvous=rendezvous, stage=self.place.stage
+        )
+        if rendezvous.rank == 0:
+            self.stage.reduced = copy
 
     def _pull_sums(self, snapshot: Snapshot) -> np.ndarray[Any, Any]:
         pulled = np.empty_like(_host(self.stage.sums.flat))
