@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 from moves_bench import messages as m
 
-from opengyre.seams.engine import Chunk, GenerateRequest
+from opengyre.seams.engine import Chunk, Finish, GenerateRequest
 from opengyre.seams.kv import KVRef, KVTaken
 from opengyre.transport.engine_link import RemoteEngine
 from opengyre.transport.framed import Peer, serve
@@ -40,9 +40,10 @@ STEP_TOKENS = 512
 TURN_TOKENS = 64
 TOKENS_IN_ALL = 16_384
 MAX_REQUESTS = 4
-NUM_SWITCHES = 3
+NUM_SWITCHES = 2
 DEADLINE_S = 3600.0
 START_S = 120.0
+END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +53,14 @@ class Options:
     rounds: int
     handoff: str
     has_recompute: bool
+    is_pool_new: bool
     json: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Times from the closing of the door. `next_s`: of each request; `reasons`: why any was
-    computed although its KV was offered."""
+    """Times from the closing of the door. `next_s`: of each request; `parts`: what the source took
+    for what; `reasons`: why any was computed although its KV was offered."""
 
     size: int
     how: str
@@ -66,19 +68,23 @@ class Move:
     next_s: list[float]
     read_s: list[float] = field(default_factory=list)
     num_bytes: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     is_estimate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleMove:
-    """`handed_s`: from the closing of the door until the prefix was cached at the other cell."""
+    """`handed_s`: from the closing of the door until the prefix was cached at the other cell;
+    `read_s`, `read_bytes`: of all that were read, one after the other."""
 
     size: int
     how: str
     handed_s: float
     warm_s: float
     cold_s: float
+    read_s: float
+    read_bytes: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,6 +92,7 @@ class Figures:
     model: str = ""
     num_parameters: int = 0
     bytes_per_token: int = 0
+    is_pool_new: bool = False
     copies: dict[int, dict[str, float]] = field(default_factory=dict)
     switches: list[dict[str, float]] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
@@ -121,6 +128,7 @@ class Site:
     def __init__(self, ready: m.Ready, peer: Peer) -> None:
         self.ready = ready
         self.plane = PLANES[ready.cell]
+        self.num_used = 0
         self.offered: asyncio.Queue[KVRef] = asyncio.Queue()
         self.engine = RemoteEngine(
             ready.link_address, name=f"c{ready.cell}", on_prefixes=self._take_offered
@@ -171,8 +179,8 @@ class Execution:
 def main() -> None:
     options = _options()
     figures = asyncio.run(measure(options))
-    for line in [*moves_table(figures), "", *switch_table(figures), "", *idle_table(figures)]:
-        print(line)
+    tables = (moves_table, idle_table, bytes_table, switch_table)
+    print("\n\n".join("\n".join(table(figures)) for table in tables))
     if options.json is not None:
         options.json.write_text(json.dumps(asdict(figures), indent=1) + "\n")
 
@@ -184,6 +192,9 @@ def _options() -> Options:
     parser.add_argument("--rounds", type=int, default=3, help="moves by each plane")
     parser.add_argument("--handoff", choices=("auto", "on"), default="auto")
     parser.add_argument("--no-recompute", action="store_true")
+    parser.add_argument(
+        "--new-pool", action="store_true", help="KV memory that nobody wrote before at each cell"
+    )
     parser.add_argument("--json", type=Path)
     told = parser.parse_args()
     return Options(
@@ -192,33 +203,35 @@ def _options() -> Options:
         rounds=told.rounds,
         handoff=told.handoff,
         has_recompute=not told.no_recompute,
+        is_pool_new=told.new_pool,
         json=told.json,
     )
 
 
 async def measure(options: Options) -> Figures:
-    figures = Figures(model=options.model)
+    figures = Figures(model=options.model, is_pool_new=options.is_pool_new)
     async with two_cells(options) as sites:
         figures.num_parameters = sites[0].ready.num_parameters
         figures.bytes_per_token = sites[0].ready.bytes_per_token
-        for _ in range(NUM_SWITCHES):
-            figures.switches.append(await switched(sites[0]))
         for size in options.sizes:
             await measure_size(size, options, sites, figures)
     return figures
 
 
 async def switched(site: Site) -> dict[str, float]:
-    """An idle cell goes to training and back."""
+    """An idle cell goes to training and back; nothing is cached there then."""
     await site.call(m.CloseAndFreeze(keeps_kv=False))
     entered = await site.call(m.EnterTraining())
-    left = await site.call(m.LeaveTraining())
+    left = await site.call(m.LeaveTraining(num_used=site.num_used))
     return {**msgspec.structs.asdict(entered), **msgspec.structs.asdict(left)}
 
 
 async def measure_size(size: int, options: Options, sites: list[Site], figures: Figures) -> None:
     num_requests = max(1, min(MAX_REQUESTS, TOKENS_IN_ALL // size))
     num_bytes = size * figures.bytes_per_token
+    for site in sites:
+        site.num_used = 0 if options.is_pool_new else num_requests
+        figures.switches += [await switched(site) for _ in range(NUM_SWITCHES)]
     copied = await sites[1].call(m.Copy(num_bytes=num_bytes))
     figures.copies[size] = msgspec.structs.asdict(copied)
     draw = random.Random(size)
@@ -251,7 +264,6 @@ async def measure_size(size: int, options: Options, sites: list[Site], figures: 
         idle = await idle_moved(size, executions, source, target, cold_s=cold_s)
         figures.idle.append(idle)
         source, target = target, source
-    await switched(source)
 
 
 async def moved(
@@ -260,11 +272,11 @@ async def moved(
     """All go from one cell to the other, which is back in rollout on return."""
     began_s = time.perf_counter()
     going_on = [asyncio.create_task(_continued(one, source, target)) for one in executions]
-    await source.call(m.CloseAndFreeze(keeps_kv=keeps_kv))
-    await source.call(m.EnterTraining())
+    frozen = await source.call(m.CloseAndFreeze(keeps_kv=keeps_kv))
+    entered = await source.call(m.EnterTraining())
     training_s = time.perf_counter() - began_s
     turns = await asyncio.gather(*going_on)
-    await source.call(m.LeaveTraining())
+    await source.call(m.LeaveTraining(num_used=source.num_used))
     takens = [one.taken for one in turns if one.taken is not None]
     read = [one for one in takens if one.num_bytes]
     return Move(
@@ -274,6 +286,7 @@ async def moved(
         next_s=[one.first_s - began_s for one in turns],
         read_s=[one.read_s for one in read],
         num_bytes=sum(one.num_bytes for one in read),
+        parts={"freeze_s": frozen.seconds, **msgspec.structs.asdict(entered)},
         reasons=[one.reason for one in takens if one.reason],
     )
 
@@ -282,6 +295,7 @@ async def _continued(one: Execution, source: Site, target: Site) -> Turn:
     assert one.turn is not None, "nothing runs"
     await one.turn.reading
     kv = one.turn.last.kv
+    assert one.turn.last.finish is Finish.FROZEN, "it ended before the move"
     turn = one.begin(target, kv)
     await turn.first.wait()
     if kv is not None:
@@ -298,10 +312,11 @@ async def idle_moved(
     frozen = await source.call(m.CloseAndFreeze(keeps_kv=True))
     entering = asyncio.create_task(source.call(m.EnterTraining()))
     first = executions[0]
-    handed_s = 0.0
+    handed_s, takens = 0.0, []
     for _ in range(frozen.num_pinned):
         ref = await source.offered.get()
         taken = await target.engine.import_kv(ref)
+        takens.append(taken)
         if ref.execution == first.name:
             handed_s = time.perf_counter() - began_s
         if taken.reason:
@@ -313,13 +328,15 @@ async def idle_moved(
     turn = first.begin(target)
     await turn.first.wait()
     await first.stop(target)
-    await source.call(m.LeaveTraining())
+    await source.call(m.LeaveTraining(num_used=source.num_used))
     return IdleMove(
         size=size,
         how=source.plane,
         handed_s=handed_s,
         warm_s=turn.first_s - asked_s,
         cold_s=cold_s,
+        read_s=sum(one.read_s for one in takens if one.num_bytes),
+        read_bytes=sum(one.num_bytes for one in takens),
     )
 
 
@@ -338,7 +355,7 @@ async def two_cells(options: Options) -> AsyncIterator[list[Site]]:
         server, address = await serve(f"unix:{folder}/moves.sock", _take_cells(arrived))
         stack.callback(server.close)
         for cell in range(len(PLANES)):
-            stack.callback(_end, _start(options, cell, address))
+            stack.push_async_callback(_end, _start(options, cell, address))
         _say(f"two cells start with the model {options.model}")
         sites = []
         async with asyncio.timeout(START_S):
@@ -378,9 +395,10 @@ def _start(options: Options, cell: int, address: str) -> "subprocess.Popen[bytes
     return subprocess.Popen(command, cwd=Path(__file__).resolve().parent)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+async def _end(process: "subprocess.Popen[bytes]") -> None:
+    """It was told to quit."""
     try:
-        process.wait(timeout=10)
+        await asyncio.to_thread(process.wait, timeout=END_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -392,8 +410,8 @@ def moves_table(figures: Figures) -> list[str]:
         f"{figures.bytes_per_token} bytes of KV for each token",
         "",
         "| prefix | requests | MB each | how | door closed to training | to the next token, "
-        "median / last | over recompute | GB/s | of a copy | of one into new memory | auto |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "median / last | recompute over it | auto |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for size in figures.copies:
         of_size = [one for one in figures.moves if one.size == size]
@@ -415,21 +433,9 @@ def _move_row(figures: Figures, size: int, group: list[Move], base: float) -> st
         "" if mark else _time(_median([one.training_s for one in group])),
         f"{mark}{_time(middle)} / {mark}{_time(last)}",
         f"{base / middle:.1f}" if base else "",
-        *_rates(figures, size, group),
         _auto(group),
     ]
     return "| " + " | ".join(cells) + " |"
-
-
-def _rates(figures: Figures, size: int, group: list[Move]) -> list[str]:
-    """Bytes read in a second, and the shares of what copies of as many bytes reach."""
-    read_s = sum(sum(one.read_s) for one in group)
-    if not read_s:
-        return ["", "", ""]
-    rate = sum(one.num_bytes for one in group) / read_s
-    num_bytes, copies = size * figures.bytes_per_token, figures.copies[size]
-    shares = [rate * copies[name] / num_bytes for name in ("warm_s", "new_s")]
-    return [f"{rate / 1e9:.2f}", *(f"{one:.2f}" for one in shares)]
 
 
 def _auto(group: list[Move]) -> str:
@@ -445,6 +451,8 @@ def switch_table(figures: Figures) -> list[str]:
     names = ("release_s", "enter_s", "leave_s", "restore_s", "load_s")
     medians = [_time(_median([one[name] for one in figures.switches])) for name in names]
     return [
+        "An idle cell goes to training and back:",
+        "",
         "| release KV | enter training | leave it | restore KV | pull, verify, write weights |",
         "|---|---|---|---|---|",
         "| " + " | ".join(medians) + " |",
@@ -461,6 +469,23 @@ def idle_table(figures: Figures) -> list[str]:
         times = [_time(value) for value in (one.handed_s, one.warm_s, one.cold_s)]
         cells = [f"{one.size:,}", one.how, *times, f"{one.cold_s / one.warm_s:.1f}"]
         lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def bytes_table(figures: Figures) -> list[str]:
+    """What is read of idle prefixes, one at a time, beside a plain copy of as many bytes."""
+    name, what = ("new_s", "new") if figures.is_pool_new else ("warm_s", "used")
+    lines = [
+        f"| prefix | MB | how | GB/s | of a copy into {what} memory |",
+        "|---|---|---|---|---|",
+    ]
+    for one in figures.idle:
+        num_bytes = one.size * figures.bytes_per_token
+        if one.read_s:
+            rate, copy = one.read_bytes / one.read_s, num_bytes / figures.copies[one.size][name]
+            cells = [f"{one.size:,}", f"{num_bytes / 1e6:.1f}", one.how]
+            cells += [f"{rate / 1e9:.2f}", f"{rate / copy:.2f}"]
+            lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 

@@ -5,6 +5,7 @@ Started by `moves.py`; does in each call what `runtime/cell_process.py` does for
 
 import asyncio
 import contextlib
+import mmap
 import sys
 import tempfile
 import time
@@ -69,8 +70,12 @@ class Cell:
                 return await self._freeze(keeps_kv=keeps_kv)
             case m.EnterTraining():
                 return await self._enter()
-            case m.LeaveTraining():
-                return await self._leave()
+            case m.LeaveTraining(num_used=num_used):
+                left = await self._leave()
+                for slot in range(num_used):
+                    await self.compute.run(self.engine._pool.scrub, slot)
+                self.link.open_door()
+                return left
             case m.Copy(num_bytes=num_bytes):
                 return await self.compute.run(_copy, num_bytes)
             case _:
@@ -90,6 +95,7 @@ class Cell:
         await self._enter()
         self.published = await self.compute.run(self._expose)
         await self._leave()
+        self.link.open_door()
 
     def _expose(self) -> Snapshot:
         return self.backend.expose_weights(VERSION, pinned=[VERSION])
@@ -117,7 +123,6 @@ class Cell:
         await self.engine.restore()
         restored_s = time.perf_counter()
         await self._load()
-        self.link.open_door()
         return m.Left(
             leave_s=left_s - began_s,
             restore_s=restored_s - left_s,
@@ -207,7 +212,7 @@ def _copy(num_bytes: int) -> m.Copied:
         np.copyto(target, source)
         warm_s.append(time.perf_counter() - began_s)
         began_s = time.perf_counter()
-        fresh = np.empty(num_bytes, np.uint8)
+        fresh = np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
         np.copyto(fresh, source)
         new_s.append(time.perf_counter() - began_s)
         del fresh

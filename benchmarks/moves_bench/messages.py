@@ -39,7 +39,10 @@ class Entered(Message, frozen=True, kw_only=True):
 
 
 class LeaveTraining(Message, frozen=True, kw_only=True):
-    pass
+    """The memory of `num_used` slots is touched then, as that of an engine that served for long is:
+    the first writing of a page takes longer than the writing."""
+
+    num_used: int
 
 
 class Left(Message, frozen=True, kw_only=True):
@@ -55,7 +58,7 @@ class Copy(Message, frozen=True, kw_only=True):
 
 
 class Copied(Message, frozen=True, kw_only=True):
-    """By numpy, in the cell's process: into memory it had before, and into new memory."""
+    """By numpy, in the cell's process: into memory used before, and into new shared memory."""
 
     warm_s: float
     new_s: float
