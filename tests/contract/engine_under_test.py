@@ -13,7 +13,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from opengyre.engines.compute import ComputeThread
 from opengyre.engines.scripted import ScriptedConfig, ScriptedEngine, pseudo_logprob
@@ -131,12 +140,24 @@ SUBJECTS: dict[str, Subject] = {
         TorchSubject(name="qwen3-untied", family="qwen3", is_tied=False),
         TorchSubject(name="llama-tied", family="llama", is_tied=True),
         TorchSubject(name="llama-untied", family="llama", is_tied=False),
+        TorchSubject(name="qwen2-tied", family="qwen2", is_tied=True),
+        TorchSubject(name="mistral-untied", family="mistral", is_tied=False),
     )
 }
 
 
-def tiny_model(family: str, *, is_tied: bool, seed: int) -> Any:
-    """Random weights, large enough that greedy ids vary from place to place."""
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+def tiny_model(family: str, *, is_tied: bool, seed: int, positions: int = 128) -> Any:
+    """Random weights, biases and norms too, large enough that greedy ids vary from place to
+    place."""
+    make_config, make_model = FAMILIES[family]
     sizes: dict[str, Any] = {
         "vocab_size": NUM_WORDS,
         "hidden_size": 32,
@@ -145,21 +166,20 @@ def tiny_model(family: str, *, is_tied: bool, seed: int) -> Any:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 8,
-        "max_position_embeddings": 128,
+        "max_position_embeddings": positions,
         "tie_word_embeddings": is_tied,
     }
+    if family == "mistral":
+        sizes["sliding_window"] = None
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        is_qwen = family == "qwen3"
-        model: Any = (
-            Qwen3ForCausalLM(Qwen3Config(**sizes))
-            if is_qwen
-            else LlamaForCausalLM(LlamaConfig(**sizes))
-        )
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 2:
-                weight.mul_(8)
+        model = make_model(make_config(**sizes))
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.ndim == 2:
+                    weight.mul_(8)
+                else:
+                    weight.add_(torch.randn_like(weight), alpha=0.3)
     return model.eval()
 
 

@@ -1,8 +1,9 @@
 """The plan of one forward pass: which tokens of which slots, in one flat row.
 
 Must not know: models, sampling, asyncio. Invariants: decodes come first, in slot order; a step
-has at most `step_tokens` tokens, and every decode is in it; a slot whose pending tokens are all
-in the row has its last one sampled.
+has at most `step_tokens` tokens, and every decode is in it; prompts share what the decodes leave,
+so that a short one does not wait for a long one; a slot whose pending tokens are all in the row has
+its last one sampled.
 """
 
 from collections.abc import Sequence
@@ -12,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opengyre.engines.torch_engine.attention import AttentionPlan, Group, KVPool
+from opengyre.engines.torch_engine.attention import AttentionPlan, Group
+from opengyre.engines.torch_engine.kv_pool import KVPool
 from opengyre.engines.torch_engine.slots import SlotTable
 
 SHORT_CHUNK_TOKENS = 32
+MIN_SHARES = 8
 MAX_SPAN_RATIO = 2.5
 
 
@@ -31,7 +34,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """`ids` and `positions` are [1, T]; `sampled_rows` index T, `sampled_slots` match them.
+    """`ids` and `positions` are [T]; `sampled_rows` index T, `sampled_slots` match them.
     `slots` and `num_computed` say what is cached after the pass."""
 
     ids: Tensor
@@ -80,8 +83,8 @@ class BatchPlanner:
         is_sampled = table.num_cached[used] + counts == table.num_ids[used]
         context = self._pool.shape.context_tokens
         return Batch(
-            ids=self._tensor(table.ids[slot_of_row, positions])[None],
-            positions=self._tensor(positions)[None],
+            ids=self._tensor(table.ids[slot_of_row, positions]),
+            positions=self._tensor(positions),
             attention=AttentionPlan(
                 pool=self._pool,
                 writes=self._tensor(slot_of_row * context + positions),
@@ -97,14 +100,12 @@ class BatchPlanner:
     def _chunks(self, slots: np.ndarray, *, first_offset: int) -> list[Segment]:
         chunks = []
         offset = first_offset
-        for slot in slots.tolist():
-            start = int(self._table.num_cached[slot])
-            wanted = int(self._table.num_ids[slot]) - start
-            num_tokens = min(wanted, self._step_tokens - offset)
-            if num_tokens <= 0:
-                break
-            chunks.append(Segment(slot=slot, start=start, num_tokens=num_tokens, offset=offset))
-            offset += num_tokens
+        starts = self._table.num_cached[slots]
+        shares = prompt_shares(self._table.num_ids[slots] - starts, self._step_tokens - offset)
+        for slot, start, num in zip(slots.tolist(), starts.tolist(), shares, strict=True):
+            if num > 0:
+                chunks.append(Segment(slot=slot, start=start, num_tokens=num, offset=offset))
+                offset += num
         return chunks
 
     def _groups(self, decodes: np.ndarray, chunks: list[Segment]) -> list[Group]:
@@ -122,8 +123,8 @@ class BatchPlanner:
         is_dense = last - first <= MAX_SPAN_RATIO * len(decodes)
         if not is_dense or last - first == len(decodes):
             chosen = slice(first, last) if is_dense else self._tensor(decodes)
-            queries = np.arange(len(decodes))[:, None]
-            targets = None if is_alone else self._tensor(queries[:, 0])
+            queries = None if is_alone else np.arange(len(decodes))[:, None]
+            targets = None if queries is None else self._tensor(queries[:, 0])
             ends = self._table.num_cached[decodes][:, None]
             return self._group(chosen, queries, ends, rows=None, targets=targets)
         at = decodes - first
@@ -150,7 +151,7 @@ class BatchPlanner:
     def _group(
         self,
         slots: slice | Tensor,
-        queries: np.ndarray,
+        queries: np.ndarray | None,
         ends: np.ndarray,
         *,
         rows: np.ndarray | None,
@@ -158,21 +159,42 @@ class BatchPlanner:
     ) -> Group:
         """`ends` [n, t]: the last position each query sees."""
         num_keys = int(ends.max()) + 1
-        is_hidden = np.arange(num_keys) > ends[:, :, None]
-        mask = torch.zeros(is_hidden.shape, dtype=self._dtype, device=self._device)
-        mask.masked_fill_(self._tensor(is_hidden), -torch.inf)
-        mask = mask[:, None].expand(-1, self._share, -1, -1).flatten(1, 2)[:, None]
         return Group(
-            queries=self._tensor(queries),
+            queries=None if queries is None else self._tensor(queries),
+            mask=self._mask(ends, num_keys),
             rows=None if rows is None else self._tensor(rows),
             targets=targets,
-            mask=mask,
             slots=slots,
             num_keys=num_keys,
         )
 
+    def _mask(self, ends: np.ndarray, num_keys: int) -> Tensor | None:
+        if int(ends.min()) + 1 == num_keys:
+            return None
+        is_hidden = np.arange(num_keys) > ends[:, :, None]
+        mask = torch.zeros(is_hidden.shape, dtype=self._dtype, device=self._device)
+        mask.masked_fill_(self._tensor(is_hidden), -torch.inf)
+        return mask[:, None].expand(-1, self._share, -1, -1).flatten(1, 2)[:, None]
+
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def prompt_shares(wanted: np.ndarray, budget: int) -> list[int]:
+    """Of a budget of tokens, for prompts by arrival: each its least chunk, an eighth of all,
+    while there is one; then each as much more as the others, if it wants that much."""
+    shares = np.zeros(len(wanted), np.int64)
+    least = max(1, budget // MIN_SHARES)
+    for k, want in enumerate(wanted.tolist()):
+        shares[k] = min(want, least, budget)
+        budget -= int(shares[k])
+    order = np.argsort(wanted, kind="stable").tolist()
+    for k, num_left in zip(order, range(len(order), 0, -1), strict=True):
+        more = min(int(wanted[k] - shares[k]), budget // num_left)
+        shares[k] += more
+        budget -= more
+    made: list[int] = shares.tolist()
+    return made
 
 
 def _span(one: Segment) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Loading a causal language model, and running its decoder on one flat row.
+"""Loading a causal language model that the decoder can run.
 
 Owns: which architectures work and why another one is refused. Must not know: requests, slots.
 Supported are plain full-attention decoders whose rotary angles depend on the position alone.
@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from opengyre.engines.torch_engine.attention import AttentionPlan, KVShape
+from opengyre.engines.torch_engine.decoder import RowDecoder
+from opengyre.engines.torch_engine.kv_pool import KVShape
 from opengyre.seams.errors import ConfigError
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -81,26 +82,12 @@ def kv_shape(config: Any, *, num_slots: int, context_tokens: int) -> KVShape:
     )
 
 
-def decode_row(model: Any, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
-    """Final hidden states [T, hidden] of one flat row; ids and positions are [1, T].
-
-    Inside `rollout_attention`. The layers are called one by one: this leaves out mask building
-    and output recording, which cost more than a tiny model's arithmetic.
-    """
-    decoder = model.model
-    hidden = decoder.embed_tokens(ids)
-    rotary = decoder.rotary_emb(hidden, positions)
-    for layer in decoder.layers:
-        hidden = layer(
-            hidden,
-            attention_mask=None,
-            position_ids=positions,
-            position_embeddings=rotary,
-            use_cache=False,
-            plan=plan,
-        )
-    normed: Tensor = decoder.norm(hidden)[0]
-    return normed
+def decode_row(model: Any, ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
+    """A bridge: see RowDecoder."""
+    if not hasattr(model, "_row_decoder"):
+        model._row_decoder = RowDecoder(model, model.config.max_position_embeddings)
+    made: Tensor = model._row_decoder(ids, positions, plan)
+    return made
 
 
 def _refuse_incomplete(folder: str | Path, info: dict[str, Any]) -> None:
