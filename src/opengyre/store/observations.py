@@ -112,6 +112,37 @@ class Continued(Observation, frozen=True, kw_only=True):
     num_tokens_so_far: int
 
 
+class HandoffStage(StrEnum):
+    """What happened to a pinned prefix, in this order."""
+
+    OFFERED = "offered"
+    ACKNOWLEDGED = "acknowledged"
+    TAKEN_OVER = "taken_over"
+    RELEASED = "released"
+
+
+class Handoff(Observation, frozen=True, kw_only=True):
+    """A prefix that `from_engine` pinned under `ref` at `version`, as its gateway heard of it.
+
+    `turn` is "" for the prefix of an execution inside a tool call. `num_tokens` are those of the
+    reference; ACKNOWLEDGED: those that `to_engine` has of it now, `num_bytes` read in `read_s`,
+    with a `reason` where they are fewer. RELEASED: `reason` is how the pin ended.
+    """
+
+    ref: str
+    stage: HandoffStage
+    execution: str
+    turn: str
+    attempt: int = 0
+    from_engine: str
+    to_engine: str = ""
+    version: int
+    num_tokens: int
+    num_bytes: int = 0
+    read_s: float = 0.0
+    reason: str = ""
+
+
 class HarnessError(Observation, frozen=True, kw_only=True):
     """A harness got an error from us; `during_move` if a move or publication touched it then."""
 
@@ -310,6 +341,7 @@ AnyObservation = (
     | LaunchRecorded
     | TurnRecorded
     | Continued
+    | Handoff
     | HarnessError
     | GatewayLost
     | MicroStepDone
