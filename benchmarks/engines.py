@@ -1,21 +1,33 @@
-"""Tokens per second of the embedded engine against HF generate, in one process.
+"""Tokens per second of the embedded engine beside transformers, and what reuse of prefixes saves.
 
-Run: `python benchmarks/engines.py [--model FOLDER] [--linked]`. Without a model it takes random
-weights of the quickstart's size (0.69 M parameters). Absolute figures depend on the machine; the
-ratio is what to compare. Rounds alternate between the two, and the best of each counts.
+Run: `python benchmarks/engines.py [speed|turns|group] [--smollm2 | --model FOLDER]`. Without either
+it takes random weights of the quickstart's size (0.69 M parameters). All in one process with one
+torch thread. `speed`: new tokens of requests that start together, against `generate` and the
+continuous batching of transformers; rounds alternate between the three, and the best of each
+counts. `turns`: an execution of 20 turns, with its cache and with none. `group`: siblings with one
+prompt, and as many requests with prompts of their own. The ratios are what to compare.
 """
 
 import argparse
 import asyncio
+import copy
+import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from smollm2 import load as load_smollm2
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from opengyre.engines.compute import ComputeThread
 from opengyre.engines.torch_engine.engine import TorchEngine, TorchEngineConfig
@@ -24,20 +36,44 @@ from opengyre.seams.engine import GenerateRequest
 from opengyre.transport.chunk_stream import collect
 from opengyre.transport.engine_link import EngineServer, RemoteEngine
 
-BATCHES = (1, 4, 16, 64)
 PROMPT_TOKENS = 40
 NEW_TOKENS = 64
-ROUNDS = 3
+FIRST_TURN_TOKENS, TURN_TOKENS, ANSWER_TOKENS, NUM_TURNS = 200, 32, 16, 20
+GROUP_SIZE, GROUP_PROMPT_TOKENS, GROUP_NEW_TOKENS = 16, 512, 16
+CONTEXT_TOKENS = 256
+LONG_CONTEXT_TOKENS = 2048
+PAGE_TOKENS = 128
+STEP_TOKENS = 512
+
+_numbers = itertools.count()
+Prompts = list[list[int]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("mode", nargs="?", default="speed", choices=["speed", "turns", "group"])
     parser.add_argument("--model", type=Path, help="a model folder")
+    parser.add_argument("--smollm2", action="store_true", help="SmolLM2-135M")
     parser.add_argument("--linked", action="store_true", help="ask through an engine link")
+    parser.add_argument("--batches", type=_numbers_of, default=[1, 4, 16, 64])
+    parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    model = load_model(asked.model) if asked.model else quickstart_sized_model()
-    asyncio.run(compare(model, is_linked=asked.linked))
+    model = _model(asked)
+    if asked.mode == "speed":
+        asyncio.run(compare_speed(model, asked.batches, rounds=asked.rounds, linked=asked.linked))
+    else:
+        asyncio.run(compare_turns(model) if asked.mode == "turns" else compare_group(model))
+
+
+def _numbers_of(words: str) -> list[int]:
+    return [int(one) for one in words.split(",")]
+
+
+def _model(asked: argparse.Namespace) -> Any:
+    if asked.smollm2:
+        return load_smollm2()
+    return load_model(asked.model) if asked.model else quickstart_sized_model()
 
 
 def quickstart_sized_model() -> Any:
@@ -50,71 +86,197 @@ def quickstart_sized_model() -> Any:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=1024,
+        max_position_embeddings=LONG_CONTEXT_TOKENS,
         tie_word_embeddings=True,
     )
     return Qwen3ForCausalLM(config).eval()
 
 
-async def compare(model: Any, *, is_linked: bool) -> None:
+@asynccontextmanager
+async def open_engine(model: Any, *, running: int, context_tokens: int) -> AsyncIterator[Any]:
     compute = ComputeThread(on_start=lambda: torch.set_num_threads(1))
-    config = TorchEngineConfig(max_running=max(BATCHES), context_tokens=256)
-    engine = TorchEngine(model, config, compute)
-    say(f"{'batch':>6} {'engine tok/s':>14} {'generate tok/s':>15} {'ratio':>6}")
+    config = TorchEngineConfig(
+        max_running=running, context_tokens=context_tokens, step_tokens=STEP_TOKENS
+    )
+    try:
+        yield TorchEngine(model, config, compute)
+    finally:
+        compute.close()
+
+
+async def compare_speed(model: Any, batches: list[int], *, rounds: int, linked: bool) -> None:
+    columns = ("concurrent", "engine", "generate", "continuous", "/ generate", "/ continuous")
+    say("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
+    async with (
+        open_engine(model, running=max(batches), context_tokens=CONTEXT_TOKENS) as engine,
+        open_front(engine, linked=linked) as front,
+    ):
+        with open_continuous(model, running=max(batches)) as continuous:
+
+            async def one_round(prompts: Prompts) -> list[float]:
+                return [
+                    await seconds(ask(front, prompts, NEW_TOKENS)),
+                    await seconds(asyncio.to_thread(generate, model, prompts)),
+                    await seconds(asyncio.to_thread(continuous, prompts)),
+                ]
+
+            for batch in batches:
+                best = [0.0, 0.0, 0.0]
+                for _ in range(rounds):
+                    prompts = random_prompts(model, batch, PROMPT_TOKENS)
+                    best = [
+                        max(before, batch * NEW_TOKENS / took_s)
+                        for before, took_s in zip(best, await one_round(prompts), strict=True)
+                    ]
+                ours, theirs, paged = best
+                say(
+                    f"| {batch} | {ours:,.0f} | {theirs:,.0f} | {paged:,.0f} "
+                    f"| {ours / theirs:.2f} | {ours / paged:.2f} |"
+                )
+
+
+@asynccontextmanager
+async def open_front(engine: Any, *, linked: bool) -> AsyncIterator[Any]:
+    if not linked:
+        yield engine
+        return
     with tempfile.TemporaryDirectory() as folder:
         async with (
             EngineServer(engine, f"unix:{folder}/e.sock") as server,
             RemoteEngine(server.address, name="engine") as remote,
         ):
-            front = remote if is_linked else engine
-            for batch in BATCHES:
-                ours, theirs = await best_of_rounds(front, model, batch=batch)
-                say(f"{batch:>6} {ours:>14.0f} {theirs:>15.0f} {ours / theirs:>6.2f}")
-    compute.close()
+            yield remote
 
 
-async def best_of_rounds(front: Any, model: Any, *, batch: int) -> tuple[float, float]:
-    """Best tokens/s of the engine and of generate."""
-    ours, theirs = [], []
-    for number in range(ROUNDS):
-        prompts = torch.randint(0, model.config.vocab_size, (batch, PROMPT_TOKENS))
-        ours.append(await engine_tokens_per_s(front, prompts.tolist(), seed=number))
-        theirs.append(tokens_per_s(batch, lambda prompts=prompts: generate(model, prompts)))
-    return max(ours), max(theirs)
+async def compare_turns(model: Any) -> None:
+    """Each turn's prompt is all before it and some tokens of a tool."""
+    say("| an execution of 20 turns | seconds | prefilled tokens |\n|---|---|---|")
+    figures = []
+    for is_reused in (True, False):
+        async with open_engine(model, running=2, context_tokens=LONG_CONTEXT_TOKENS) as engine:
+            torch.manual_seed(1)
+            prompt = random_prompts(model, 1, FIRST_TURN_TOKENS)[0]
+            took_s = 0.0
+            for _ in range(NUM_TURNS):
+                started_s = time.perf_counter()
+                [answer] = await ask(engine, [prompt], ANSWER_TOKENS)
+                took_s += time.perf_counter() - started_s
+                prompt = prompt + answer + random_prompts(model, 1, TURN_TOKENS)[0]
+                if not is_reused:
+                    await engine.release()
+                    await engine.restore()
+                    await engine.resume()
+            num_tokens = engine.stats().num_prefill_tokens
+            figures.append((took_s, num_tokens))
+            name = "with its prefix cached" if is_reused else "with an empty cache each turn"
+            say(f"| {name} | {took_s:.2f} | {num_tokens:,} |")
+    say(ratio_row(figures))
 
 
-async def engine_tokens_per_s(front: Any, prompts: list[list[int]], *, seed: int) -> float:
-    requests = [
-        GenerateRequest(
-            request_id=f"r{seed}.{len(prompts)}.{row}",
-            execution=f"e{row}",
-            prompt_ids=prompt,
-            max_new_tokens=NEW_TOKENS,
-            seed=seed + row,
+async def compare_group(model: Any) -> None:
+    what = f"{GROUP_SIZE} requests of {GROUP_PROMPT_TOKENS} prompt tokens at once"
+    say(f"| {what} | seconds | prefilled tokens |\n|---|---|---|")
+    figures = []
+    for is_shared in (True, False):
+        async with open_engine(
+            model, running=GROUP_SIZE, context_tokens=LONG_CONTEXT_TOKENS
+        ) as engine:
+            prompts = random_prompts(model, GROUP_SIZE, GROUP_PROMPT_TOKENS)
+            prompts = [prompts[0]] * GROUP_SIZE if is_shared else prompts
+            started_s = time.perf_counter()
+            await ask(engine, prompts, GROUP_NEW_TOKENS)
+            took_s, num_tokens = (
+                time.perf_counter() - started_s,
+                engine.stats().num_prefill_tokens,
+            )
+            figures.append((took_s, num_tokens))
+            name = "siblings: one prompt" if is_shared else "prompts of their own"
+            say(f"| {name} | {took_s:.2f} | {num_tokens:,} |")
+    say(ratio_row(figures))
+
+
+def ratio_row(figures: list[tuple[float, int]]) -> str:
+    (with_s, with_tokens), (without_s, without_tokens) = figures
+    return f"| ratio | {without_s / with_s:.2f} | {without_tokens / with_tokens:.2f} |"
+
+
+def random_prompts(model: Any, num: int, num_tokens: int) -> Prompts:
+    made: Prompts = torch.randint(0, model.config.vocab_size, (num, num_tokens)).tolist()
+    return made
+
+
+async def ask(front: Any, prompts: Prompts, num_new_tokens: int) -> Prompts:
+    requests = []
+    for prompt in prompts:
+        number = next(_numbers)
+        requests.append(
+            GenerateRequest(
+                request_id=f"r{number}",
+                execution=f"e{number}",
+                prompt_ids=prompt,
+                max_new_tokens=num_new_tokens,
+                seed=number,
+            )
         )
-        for row, prompt in enumerate(prompts)
-    ]
-    started_s = time.perf_counter()
     made = await asyncio.gather(*(collect(front.submit(one)) for one in requests))
-    return sum(len(one.ids) for one in made) / (time.perf_counter() - started_s)
+    assert all(len(one.ids) == num_new_tokens for one in made)
+    return [one.ids for one in made]
 
 
-def tokens_per_s(batch: int, work: Callable[[], None]) -> float:
+async def seconds(work: Awaitable[object]) -> float:
     started_s = time.perf_counter()
-    work()
-    return batch * NEW_TOKENS / (time.perf_counter() - started_s)
+    await work
+    return time.perf_counter() - started_s
 
 
 @torch.inference_mode()
-def generate(model: Any, prompts: torch.Tensor) -> None:
+def generate(model: Any, prompts: Prompts) -> None:
+    ids = torch.tensor(prompts)
     model.generate(
-        prompts,
-        attention_mask=torch.ones_like(prompts),
+        ids,
+        attention_mask=torch.ones_like(ids),
+        generation_config=_generation(),
+    )
+
+
+@contextmanager
+def open_continuous(model: Any, *, running: int) -> Iterator[Callable[[Prompts], None]]:
+    """A function that has transformers' manager answer prompts. It switches the module's attention,
+    so it gets a copy."""
+    pages = -(-(PROMPT_TOKENS + NEW_TOKENS) // PAGE_TOKENS)
+    settings = ContinuousBatchingConfig(
+        page_size=PAGE_TOKENS, num_blocks=running * pages + 1, max_batch_tokens=STEP_TOKENS
+    )
+    module = copy.deepcopy(model)
+    manager = module.init_continuous_batching(
+        generation_config=_generation(eos_token_id=-1), continuous_batching_config=settings
+    )
+    manager.start()
+
+    def answer(prompts: Prompts) -> None:
+        manager.add_requests(inputs=prompts, max_new_tokens=NEW_TOKENS)
+        num_left = len(prompts)
+        while num_left:
+            one = manager.get_result(timeout=10)
+            if one is None:
+                raise SystemExit("the continuous batching of transformers makes no progress")
+            num_left -= one.is_finished()
+
+    try:
+        yield answer
+    finally:
+        manager.stop(block=True, timeout=10)
+        manager.destroy()
+
+
+def _generation(**settings: Any) -> GenerationConfig:
+    """Plain sampling of all words; nothing ends it early."""
+    return GenerationConfig(
         max_new_tokens=NEW_TOKENS,
-        min_new_tokens=NEW_TOKENS,
         do_sample=True,
         top_k=0,
         pad_token_id=0,
+        **settings,
     )
 
 

@@ -256,7 +256,6 @@ def test_logprobs_of_a_bfloat16_model_are_near_those_of_transformers(
         theirs = [row for n, one in enumerate(asked) for row in reference(model, one, ids[n])]
         exact = [row for n, one in enumerate(asked) for row in reference(whole, one, ids[n])]
         ours_off, theirs_off = np.abs(np.subtract([made, theirs], exact)).mean(1)
-        print("OFF", family, temperature, ours_off, theirs_off)
         assert ours_off < 1.5 * theirs_off
         assert np.abs(np.subtract(made, theirs)).mean() < 0.05
         assert np.abs(np.subtract(made, theirs)).max() < 0.4

@@ -107,11 +107,11 @@ def test_what_is_kept_and_its_logprobs_are_those_of_transformers(chosen: dict[st
     """Each row of the same logits draws at another position; together they show what is kept."""
     logits = torch.randn(1, 60, generator=torch.Generator().manual_seed(5)) * 2
     expected = warped(logits, chosen)[0].log_softmax(-1).numpy()
-    asked = rows(4000, positions=np.arange(4000), **chosen)
-    ids, logprobs = sample(logits.repeat(4000, 1), asked)
+    asked = rows(2000, positions=np.arange(2000), **chosen)
+    ids, logprobs = sample(logits.repeat(2000, 1), asked)
     assert np.isfinite(expected[ids]).all()
     assert logprobs == pytest.approx(expected[ids], abs=1e-5)
-    is_likely = expected > np.log(0.005)
+    is_likely = expected > np.log(0.01)
     assert set(np.flatnonzero(is_likely).tolist()) <= set(ids.tolist())
 
 
@@ -149,7 +149,7 @@ def test_logits_that_are_not_finite_show_in_the_logprob_of_their_row_alone() -> 
 
 def test_a_large_vocabulary_is_drawn_in_blocks_by_the_same_probabilities() -> None:
     """All the mass lies in few words, at the edges of blocks among others."""
-    num_words, num_rows = 5000, 20_000
+    num_words, num_rows = 5000, 6000
     probs = np.zeros(num_words)
     words = [0, 1023, 1024, 3000, 4999]
     probs[words] = [0.1, 0.2, 0.3, 0.15, 0.25]
@@ -160,5 +160,5 @@ def test_a_large_vocabulary_is_drawn_in_blocks_by_the_same_probabilities() -> No
         ids, logprobs = sample(logits.clone(), rows(num_rows // 10, positions=positions))
         assert logprobs == pytest.approx(np.log(probs[ids]), abs=1e-5)
         counts += np.bincount(ids, minlength=num_words)
-    assert counts / num_rows == pytest.approx(probs, abs=0.012)
+    assert counts / num_rows == pytest.approx(probs, abs=0.025)
     assert set(np.flatnonzero(counts).tolist()) == set(words)

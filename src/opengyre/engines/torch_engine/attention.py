@@ -6,8 +6,6 @@ sees at least position 0, so no row is NaN by masking.
 Grouped-query heads are query rows, so keys and values are never repeated.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -79,9 +77,3 @@ def _attended(row: Tensor, cache: Tensor, group: Group) -> Tensor:
     made = scaled_dot_product_attention(query, key, value, attn_mask=group.mask, scale=1.0)
     made = made.view(num, num_kv_heads, share, -1, dim).permute(0, 3, 1, 2, 4)
     return made.reshape(-1, num_heads, dim)
-
-
-@contextmanager
-def rollout_attention(config: object) -> Iterator[None]:
-    """A bridge: see RowDecoder."""
-    yield

@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from opengyre.engines.torch_engine.decoder import RowDecoder
 from opengyre.engines.torch_engine.kv_pool import KVShape
 from opengyre.seams.errors import ConfigError
 
@@ -80,14 +78,6 @@ def kv_shape(config: Any, *, num_slots: int, context_tokens: int) -> KVShape:
         num_kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
     )
-
-
-def decode_row(model: Any, ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
-    """A bridge: see RowDecoder."""
-    if not hasattr(model, "_row_decoder"):
-        model._row_decoder = RowDecoder(model, model.config.max_position_embeddings)
-    made: Tensor = model._row_decoder(ids, positions, plan)
-    return made
 
 
 def _refuse_incomplete(folder: str | Path, info: dict[str, Any]) -> None:
