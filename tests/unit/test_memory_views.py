@@ -1,5 +1,7 @@
 """The tables of what roles held, made from the changes of role in a journal."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 from opengyre.seams.memory import MemoryHeld, MemoryReport
@@ -11,6 +13,7 @@ from opengyre.views.memory import role_memory_cells, switch_cells
 from opengyre.views.run_state import RunState
 
 MIB = 2**20
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
 
 
 def _held(**mib: float) -> MemoryHeld:
@@ -97,3 +100,13 @@ def test_a_change_of_an_older_journal_still_reads_and_has_no_rows() -> None:
     assert old.memory is None
     state = _state(old)
     assert role_memory_cells(state) == switch_cells(state) == []
+
+
+def test_the_page_explains_each_column_and_shows_a_table_with_them() -> None:
+    columns = list(role_memory_cells(_state(TO_TRAINING, TO_ROLLOUT))[0])
+    explained = PAGE.partition("\n| held |")[2].partition("\n\n")[0]
+    first = [line.split("|")[1] for line in explained.splitlines()[2:]]
+    assert re.findall(r"`([^`]+)`", " ".join(first)) == columns[3:]
+    shown = PAGE.partition("cut to 4 steps:\n\n```\n")[2].partition("```")[0].splitlines()
+    assert shown[0].split() == " ".join(columns).split()
+    assert len({len(line) for line in shown}) == 1
