@@ -163,7 +163,7 @@ class Applier:
                 self._parts.executions.reroute(command.moves)
                 await gateways.set_routes(command.moves)
             case c.Freeze():
-                await call(command.engine, m.FreezeAll())
+                await call(command.engine, m.FreezeAll(keeps_kv=True))
             case c.OpenDoor():
                 await call(command.engine, m.AdmitRequests())
                 await gateways.open_door(command.engine)

@@ -61,10 +61,7 @@ class CellProcess:
     async def handle(self, message: Any) -> m.Message | None:
         match message:
             case m.FreezeAll():
-                self._parts.link.close_door()
-                stats = self._parts.engine.stats()
-                await self._parts.link.freeze_all()
-                return m.Frozen(num_requests=stats.num_running + stats.num_waiting)
+                return await self._freeze(keeps_kv=message.keeps_kv)
             case m.AdmitRequests():
                 self._parts.link.open_door()
                 return m.Done()
@@ -72,6 +69,16 @@ class CellProcess:
                 return await self._load(message.version, message.snapshot)
             case _:
                 return await self._train(message, self._backend)
+
+    async def _freeze(self, *, keeps_kv: bool) -> m.Frozen:
+        link, engine = self._parts.link, self._parts.engine
+        link.close_door()
+        stats = engine.stats()
+        await link.freeze_all(keeps_kv=keeps_kv)
+        return m.Frozen(
+            num_requests=stats.num_running + stats.num_waiting,
+            num_pinned=engine.stats().num_pinned,
+        )
 
     @property
     def _backend(self) -> CellBackend:

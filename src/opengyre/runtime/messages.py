@@ -7,6 +7,7 @@ Invariant: each message names what it is about, so a late one can be recognised 
 import msgspec
 
 from opengyre.seams.cells import MicroStep, Rendezvous, StageTimes, StepCounts, UpdateNorms
+from opengyre.seams.kv import HandoffStage
 from opengyre.seams.memory import MemoryReport
 from opengyre.seams.records import SegmentRef, TurnRecord
 from opengyre.seams.weights import Snapshot
@@ -72,13 +73,18 @@ class CellReady(Message, frozen=True, kw_only=True):
 
 
 class FreezeAll(Message, frozen=True, kw_only=True):
-    """Shut the engine's own door and freeze what runs; done = writing stopped."""
+    """Shut the engine's own door and freeze what runs; done = writing stopped. `keeps_kv`: what is
+    cached is pinned, so that another engine may read it."""
+
+    keeps_kv: bool = False
 
 
 class Frozen(Message, frozen=True, kw_only=True):
-    """Writing has stopped for the `num_requests` that ran or waited."""
+    """Writing has stopped for the `num_requests` that ran or waited; `num_pinned` prefixes are
+    kept for other engines."""
 
     num_requests: int
+    num_pinned: int = 0
 
 
 class AdmitRequests(Message, frozen=True, kw_only=True):
@@ -327,6 +333,23 @@ class ContinuedTold(Message, frozen=True, kw_only=True):
     to_engine: str
     reason: str
     num_tokens_so_far: int
+
+
+class HandoffTold(Message, frozen=True, kw_only=True):
+    """What became of a prefix that one engine keeps and another may read: see `Handoff`."""
+
+    ref: str
+    stage: HandoffStage
+    execution: str
+    turn: str
+    attempt: int
+    from_engine: str
+    to_engine: str
+    num_tokens: int
+    num_bytes: int
+    read_s: float
+    version: int
+    reason: str
 
 
 class LinkLost(Message, frozen=True, kw_only=True):

@@ -7,12 +7,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from opengyre.runtime import messages as m
 from opengyre.runtime.book import Book, HeldBy
 from opengyre.runtime.gateways import Gateways
 from opengyre.runtime.steps import Steps
 from opengyre.seams.errors import BoundaryError
-from opengyre.store.observations import AnyObservation, Continued, TurnRecorded
+from opengyre.store.observations import AnyObservation, Continued, Handoff, TurnRecorded
 
 
 class Told:
@@ -51,6 +53,8 @@ class Told:
                 self._fence(message.engine, message.incarnation)
             case m.ContinuedTold():
                 self._tell_continued(message)
+            case m.HandoffTold():
+                self._observe(Handoff(**msgspec.structs.asdict(message)))
             case _:
                 what = f"{name} sent {type(message).__name__}, which nobody takes"
                 raise BoundaryError("process", what, retryable=False)

@@ -64,3 +64,12 @@ class KVRelease(StrEnum):
     LEASE_ENDED = "lease ended"
     DROPPED = "dropped"
     UNKNOWN = "unknown"
+
+
+class HandoffStage(StrEnum):
+    """What became of a pinned prefix, one after the other; those in the middle may be left out."""
+
+    OFFERED = "offered"
+    ACKNOWLEDGED = "acknowledged"
+    TAKEN_OVER = "taken_over"
+    RELEASED = "released"

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from opengyre.seams.cells import StageTimes
+from opengyre.seams.kv import HandoffStage
 from opengyre.seams.memory import MemoryReport
 from opengyre.seams.records import TurnRecord
 
@@ -110,15 +111,6 @@ class Continued(Observation, frozen=True, kw_only=True):
     to_engine: str
     reason: str
     num_tokens_so_far: int
-
-
-class HandoffStage(StrEnum):
-    """What happened to a pinned prefix, in this order."""
-
-    OFFERED = "offered"
-    ACKNOWLEDGED = "acknowledged"
-    TAKEN_OVER = "taken_over"
-    RELEASED = "released"
 
 
 class Handoff(Observation, frozen=True, kw_only=True):

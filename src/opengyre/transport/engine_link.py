@@ -5,11 +5,12 @@ fence against chunks of requests that are over. Must not know: roles, weights, w
 Pausing, updates and memory go over the controller's connection, never here.
 Invariants: an acknowledgement of freeze or cancel is written after the terminal chunk; a lost
 connection ends each request with one `error` chunk whose reason is ENGINE_LOST; a caller that
-stops reading cancels its request.
+stops reading cancels its request; an idle prefix that no caller claims is kept no longer.
 """
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,11 +18,16 @@ import msgspec
 
 from opengyre.seams.engine import Chunk, Engine, EngineCaps, EngineStats, Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError
+from opengyre.seams.kv import KVRef, KVRelease, KVTaken
 from opengyre.transport.chunk_stream import ChunkReader, ChunkStream
 from opengyre.transport.framed import Peer, Wire, connect, serve
 
 ENGINE_LOST = "engine lost"
 CALL_DEADLINE_S = 150.0
+OFFER_DEADLINE_S = 2.0
+
+OnPrefixes = Callable[[list[KVRef]], Collection[str] | None]
+"""Idle prefixes of an engine; returns the references it will release (None: each of them)."""
 
 
 class LinkMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -36,6 +42,7 @@ class Freeze(LinkMessage, frozen=True, kw_only=True):
     """Answered once the terminal chunk was sent. No id: everything of the engine."""
 
     request_id: str | None = None
+    keeps_kv: bool = False
 
 
 class Cancel(LinkMessage, frozen=True, kw_only=True):
@@ -68,6 +75,36 @@ class ChunksTold(LinkMessage, frozen=True, kw_only=True):
     """Chunks of several requests, in order for each: one frame for each step of the engine."""
 
     chunks: list[tuple[str, Chunk]]
+
+
+class ImportKV(LinkMessage, frozen=True, kw_only=True):
+    ref: KVRef
+
+
+class TakenTold(LinkMessage, frozen=True, kw_only=True):
+    taken: KVTaken
+
+
+class ReleaseKV(LinkMessage, frozen=True, kw_only=True):
+    """Answered at once, the door shut or not."""
+
+    ref: str
+
+
+class ReleaseTold(LinkMessage, frozen=True, kw_only=True):
+    release: KVRelease
+
+
+class PrefixesOffered(LinkMessage, frozen=True, kw_only=True):
+    """The engine asks: whose are these idle prefixes?"""
+
+    refs: list[KVRef]
+
+
+class PrefixesClaimed(LinkMessage, frozen=True, kw_only=True):
+    """The caller will release these."""
+
+    refs: list[str]
 
 
 LINK_WIRE = Wire(*LinkMessage.__subclasses__())
@@ -111,15 +148,29 @@ class _Connection:
     def request_ids(self) -> list[str]:
         return list(self._pumps)
 
+    async def offer(self, refs: list[KVRef]) -> list[str]:
+        """Those that the caller claims; a caller that does not answer claims none."""
+        if self._peer is None:
+            return []
+        try:
+            told = await self._peer.call(PrefixesOffered(refs=refs), timeout_s=OFFER_DEADLINE_S)
+        except BoundaryError:
+            return []
+        return told.refs if isinstance(told, PrefixesClaimed) else []
+
     async def _handle(self, message: Any) -> LinkMessage | None:
         match message:
             case Submit(request=request):
                 self._submit(request)
-            case Freeze(request_id=None):
-                await self._server.freeze_all()
-            case Freeze(request_id=str(request_id)):
-                await self._engine.freeze(request_id)
+            case Freeze(request_id=None, keeps_kv=keeps_kv):
+                await self._server.freeze_all(keeps_kv=keeps_kv)
+            case Freeze(request_id=str(request_id), keeps_kv=keeps_kv):
+                await self._engine.freeze(request_id, keeps_kv=keeps_kv)
                 await self.settle([request_id])
+            case ImportKV(ref=ref):
+                return TakenTold(taken=await self._engine.import_kv(ref))
+            case ReleaseKV(ref=name):
+                return ReleaseTold(release=await self._engine.release_kv(name))
             case Cancel(request_id=request_id):
                 await self._engine.cancel(request_id)
                 await self.settle([request_id])
@@ -213,12 +264,22 @@ class EngineServer:
     def open_door(self) -> None:
         self.is_door_open = True
 
-    async def freeze_all(self) -> None:
-        """Freeze every request of the engine; each terminal chunk is written on return."""
+    async def freeze_all(self, *, keeps_kv: bool = False) -> None:
+        """Freeze every request of the engine; each terminal chunk is written on return, and with
+        `keeps_kv` the callers were asked whose the idle prefixes are."""
         ids = [(connection, connection.request_ids()) for connection in self._connections]
-        await self._engine.freeze_all()
+        await self._engine.freeze_all(keeps_kv=keeps_kv)
         for connection, request_ids in ids:
             await connection.settle(request_ids)
+        if keeps_kv and (refs := await self._engine.export_kv()):
+            await self._offer(refs)
+
+    async def _offer(self, refs: list[KVRef]) -> None:
+        answers = await asyncio.gather(*(one.offer(refs) for one in self._connections))
+        claimed = {ref for answer in answers for ref in answer}
+        for ref in refs:
+            if ref.ref not in claimed:
+                await self._engine.release_kv(ref.ref)
 
     async def _on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -243,11 +304,12 @@ class RemoteEngine:
     that no engine sends.
     """
 
-    def __init__(self, address: str, *, name: str) -> None:
+    def __init__(self, address: str, *, name: str, on_prefixes: OnPrefixes | None = None) -> None:
         self.name = name
         self.lost = asyncio.Event()
         self.num_fenced_chunks = 0
         self._address = address
+        self._on_prefixes = on_prefixes
         self._streams: dict[str, ChunkStream] = {}
         self._peer: Peer | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -297,16 +359,28 @@ class RemoteEngine:
             self._peer.notify(Submit(request=request))
         return ChunkReader(stream, on_abandon=lambda: self._abandon(request_id, stream))
 
-    async def freeze(self, request_id: str) -> None:
+    async def freeze(self, request_id: str, *, keeps_kv: bool = False) -> None:
         """Returns when its terminal chunk is queued here. Raises BoundaryError when lost."""
-        await self._call(Freeze(request_id=request_id))
+        await self._call(Freeze(request_id=request_id, keeps_kv=keeps_kv))
 
-    async def freeze_all(self) -> None:
+    async def freeze_all(self, *, keeps_kv: bool = False) -> None:
         """Everything of the engine, also what other callers asked for."""
-        await self._call(Freeze())
+        await self._call(Freeze(keeps_kv=keeps_kv))
 
     async def cancel(self, request_id: str) -> None:
         await self._call(Cancel(request_id=request_id))
+
+    async def import_kv(self, ref: KVRef) -> KVTaken:
+        """Raises BoundaryError when the engine is lost."""
+        told = await self._call(ImportKV(ref=ref))
+        taken: KVTaken = told.taken
+        return taken
+
+    async def release_kv(self, ref: str) -> KVRelease:
+        """Raises BoundaryError when the engine is lost."""
+        told = await self._call(ReleaseKV(ref=ref))
+        release: KVRelease = told.release
+        return release
 
     async def ask_stats(self) -> EngineStats:
         told = await self._call(AskStats())
@@ -331,23 +405,40 @@ class RemoteEngine:
             for stream in streams.values():
                 stream.end(Finish.ERROR, policy_version=0, reason=ENGINE_LOST)
 
-    async def _handle(self, message: Any) -> None:
-        if not isinstance(message, ChunksTold):
-            self.num_fenced_chunks += 1
-            return
-        for request_id, chunk in message.chunks:
-            self._take(request_id, chunk)
+    async def _handle(self, message: Any) -> LinkMessage | None:
+        match message:
+            case ChunksTold(chunks=chunks):
+                for request_id, chunk in chunks:
+                    self._take(request_id, chunk)
+            case PrefixesOffered(refs=refs):
+                return PrefixesClaimed(refs=self._claimed(refs))
+            case _:
+                self.num_fenced_chunks += 1
+        return None
+
+    def _claimed(self, refs: list[KVRef]) -> list[str]:
+        claimed: Collection[str] | None = ()
+        if self._on_prefixes is not None:
+            claimed = self._on_prefixes(refs)
+        return [ref.ref for ref in refs] if claimed is None else list(claimed)
 
     def _take(self, request_id: str, chunk: Chunk) -> None:
         stream = self._streams.get(request_id)
         if stream is None:
             self.num_fenced_chunks += 1
             return
+        if chunk.taken is not None:
+            stream.put_taken(chunk.taken)
         if chunk.ids:
             stream.put(chunk.ids, chunk.logprobs, chunk.policy_version)
         if chunk.finish is not None:
             del self._streams[request_id]
-            stream.end(chunk.finish, policy_version=chunk.policy_version, reason=chunk.reason)
+            stream.end(
+                chunk.finish,
+                policy_version=chunk.policy_version,
+                reason=chunk.reason,
+                kv=chunk.kv,
+            )
 
     def _abandon(self, request_id: str, stream: ChunkStream) -> None:
         if self._streams.get(request_id) is not stream:
