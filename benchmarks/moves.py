@@ -240,13 +240,8 @@ async def measure_size(size: int, options: Options, sites: list[Site], figures: 
         for number in range(num_requests)
     ]
     _say(f"{size} tokens: {num_requests} prefills")
-    began_s = time.perf_counter()
-    for one in executions:
-        one.begin(sites[0])
-    await _firsts(executions)
-    cold_s = min(one.turn.first_s for one in executions if one.turn) - began_s
-    all_s = [one.turn.first_s - began_s for one in executions if one.turn]
     source, target = sites
+    first_s = await prefilled(executions, source)
     for _ in range(2 * options.rounds):
         figures.moves.append(await moved(size, executions, source, target, keeps_kv=True))
         _say(f"{size} tokens: {_words(figures.moves[-1])}")
@@ -256,14 +251,26 @@ async def measure_size(size: int, options: Options, sites: list[Site], figures: 
         _say(f"{size} tokens: {_words(figures.moves[-1])}")
         source, target = target, source
     else:
-        estimate = Move(size=size, how="recompute", training_s=0, next_s=all_s, is_estimate=True)
+        estimate = Move(size=size, how="recompute", training_s=0, next_s=first_s, is_estimate=True)
         figures.moves.append(estimate)
     for one in executions:
         await one.stop(source)
     for _ in PLANES:
-        idle = await idle_moved(size, executions, source, target, cold_s=cold_s)
+        idle = await idle_moved(size, executions, source, target, cold_s=first_s[0])
         figures.idle.append(idle)
         source, target = target, source
+
+
+async def prefilled(executions: list[Execution], site: Site) -> list[float]:
+    """Seconds until the first token of each: the first one had the cell for itself."""
+    began_s = time.perf_counter()
+    times = []
+    for group in (executions[:1], executions[1:]):
+        turns = [one.begin(site) for one in group]
+        for turn in turns:
+            await turn.first.wait()
+        times += [turn.first_s - began_s for turn in turns]
+    return times
 
 
 async def moved(
@@ -338,12 +345,6 @@ async def idle_moved(
         read_s=sum(one.read_s for one in takens if one.num_bytes),
         read_bytes=sum(one.num_bytes for one in takens),
     )
-
-
-async def _firsts(executions: Iterable[Execution]) -> None:
-    for one in executions:
-        assert one.turn is not None, "not begun"
-        await one.turn.first.wait()
 
 
 @contextlib.asynccontextmanager
