@@ -26,7 +26,7 @@ class ByteServer:
         self._server = _Server(address, answer)
         self._thread = threading.Thread(
             target=self._server.serve_forever,
-            kwargs={"poll_interval": 0.05},
+            kwargs={"poll_interval": 0.02},
             name=name,
             daemon=True,
         )

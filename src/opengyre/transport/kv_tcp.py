@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -102,6 +102,7 @@ class TcpReading:
         self._failure = ""
         self._connection: socket.socket | None = None
         self._is_closed = False
+        self._on_done: Callable[[], object] = lambda: None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._fetch, name="kv-read", daemon=True)
         self._thread.start()
@@ -110,7 +111,12 @@ class TcpReading:
         return self._done.is_set()
 
     async def wait_here(self) -> None:
-        await asyncio.to_thread(self._done.wait, WAIT_S)
+        """For one waiter; it may be cancelled."""
+        here, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._on_done = lambda: loop.call_soon_threadsafe(here.set)
+        if not self._done.is_set():
+            async with asyncio.timeout(WAIT_S):
+                await here.wait()
         self.check()
 
     def copy(self, number: int, into: Bytes) -> None:
@@ -141,6 +147,8 @@ class TcpReading:
             where = ":".join(map(str, self._address))
             self._failure = f"{where}: {error}"
         self._done.set()
+        with contextlib.suppress(RuntimeError):  # the loop of who waited is closed
+            self._on_done()
 
     def _receive(self, connection: socket.socket) -> None:
         buffer = self._buffer

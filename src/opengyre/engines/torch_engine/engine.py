@@ -131,10 +131,15 @@ class TorchEngine:
     async def export_kv(self) -> list[KVRef]:
         if self._config.kv_handoff == "off" or not self._config.kv_handoff_idle:
             return []
-        if not self._pool.is_allocated:
+        desk, version = self._desk, self._desk.version
+        if not (self._pool.is_allocated and desk.is_routable):
             return []
-        idle = [one for one in self._table.executions() if self._desk.is_of_nobody(one)]
+        idle = [one for one in self._table.executions() if desk.is_of_nobody(one)]
         found = await self._compute.run(self._table.pin_idle, idle)
+        if not desk.is_routable or desk.version != version:
+            for _, slot, _ in found:
+                self._table.unpin(slot)
+            return []
         return [self._pin(who, slot, ids, is_idle=True) for who, slot, ids in found]
 
     async def pause(self) -> None:

@@ -204,8 +204,11 @@ def _range_of(reading: KVReading, number: int) -> Callable[..., None]:
 async def _wait(one: _Import, reading: KVReading, on_ready: Callable[[], None]) -> None:
     started_s = time.perf_counter()
     try:
-        await reading.wait_here()
+        async with asyncio.timeout(one.ref.lease_s):
+            await reading.wait_here()
     except BoundaryError as error:
         one.reason = error.reason
+    except TimeoutError:
+        one.reason = "it was not here when its lease ended"
     one.read_s += time.perf_counter() - started_s
     on_ready()
