@@ -353,3 +353,18 @@ def test_a_checkpoint_that_does_not_fit_leaves_all_as_it_was(
         cell.restore(str(folder))
     after = cell.parameters()
     assert all((before[name] == after[name]).all() for name in before)
+
+
+def test_a_cell_tells_what_it_holds(make_cell: MakeCell) -> None:
+    cell = _trained_alone(make_cell, [0, 1])
+    before = cell.held()
+    assert min(before.weights_bytes, before.gradients_bytes, before.resident_bytes) > 0
+    assert before.kv_pool_bytes == before.kv_used_bytes == 0
+    cell.expose_weights(1)
+    assert cell.held().exposed_bytes > before.exposed_bytes
+    if not isinstance(cell, EmulatedCell):
+        assert before.optimizer_bytes == 2 * before.gradients_bytes
+        cell.leave_training()
+        after = cell.held()
+        assert after.gradients_bytes == after.activations_bytes == 0
+        assert after.optimizer_bytes == before.optimizer_bytes

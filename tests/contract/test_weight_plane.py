@@ -216,3 +216,14 @@ class _FlippingProxy:
                     reader.sendall(body)
                 except OSError:
                     return
+
+
+def test_what_is_exposed_is_counted_until_it_is_withdrawn(make_plane: PlaneMaker) -> None:
+    plane, tensors = make_plane(num_newest=1), _tensors()
+    one = sum(array.nbytes for array in tensors.values())
+    assert plane.exposed_bytes == 0
+    for version, num_copies, pinned in ((0, 1, []), (1, 2, [0]), (2, 2, [0]), (3, 1, [])):
+        plane.expose(tensors, version, pinned=pinned)
+        assert 0 <= plane.exposed_bytes - num_copies * one < 4096, version
+    plane.close()
+    assert plane.exposed_bytes == 0
