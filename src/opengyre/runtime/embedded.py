@@ -18,6 +18,7 @@ from opengyre.config.root import RunConfig
 from opengyre.engines.compute import ComputeThread
 from opengyre.engines.torch_engine.engine import TorchEngine, TorchEngineConfig
 from opengyre.engines.torch_engine.model import load_model
+from opengyre.runtime.memory_plan import num_kv_slots
 from opengyre.runtime.messages import CellSetup
 from opengyre.runtime.objective import loss_of
 from opengyre.runtime.planes import Planes, open_planes
@@ -82,7 +83,7 @@ def build_engine(config: RunConfig, setup: CellSetup, compute: ComputeThread) ->
         model,
         TorchEngineConfig(
             max_running=config.engine.max_batch,
-            num_kv_slots=max(config.engine.max_batch, config.engine.kv_tokens // context_tokens),
+            num_kv_slots=num_kv_slots(config),
             context_tokens=context_tokens,
             step_tokens=config.engine.max_batch + config.engine.prefill_tokens,
             name=setup.life,

@@ -15,12 +15,15 @@ from opengyre.trainer.model_sizes import ModelSizes, read_sizes
 NUMBER_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 
+def num_kv_slots(config: RunConfig) -> int:
+    """Each has room for a whole context; there is one for every request that may run."""
+    return max(config.engine.max_batch, config.engine.kv_tokens // config.sampling.context_tokens)
+
+
 def memory_plan(config: RunConfig, *, is_core: bool) -> MemoryPlan:
-    engine, context_tokens = config.engine, config.sampling.context_tokens
-    num_slots = max(engine.max_batch, engine.kv_tokens // context_tokens)
     return MemoryPlan(
         number_bytes=NUMBER_BYTES[config.model.dtype],
-        num_kv_tokens=num_slots * context_tokens,
+        num_kv_tokens=num_kv_slots(config) * config.sampling.context_tokens,
         num_micro_step_tokens=config.training.micro_step_tokens,
         is_core=is_core,
         keeps_reference=config.training.kl_coefficient > 0,
