@@ -4,7 +4,8 @@ Owns: submitting, continuing from prompt + tokens so far, spans, the budget. Mus
 messages, text. Invariants: the budget and the seed belong to the turn; a part is told apart by
 (turn, attempt, incarnation, part number), and what an earlier part still says is never read;
 every token carries the engine and version that sampled it; without progress for `hold_max_s`, or
-after `MAX_PARTS`, it gives up.
+after `MAX_PARTS`, it gives up; a prefix that an engine keeps for it is offered to the next one and
+let go of when that one samples, or when the turn is over.
 """
 
 import asyncio
@@ -14,14 +15,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from opengyre.gateway.handoffs import Handoffs, Kept, wrong_with
 from opengyre.gateway.routing import EngineLost, NoEngine, Routing, Seat
 from opengyre.seams.engine import Chunk, Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError
+from opengyre.seams.kv import KVRef
 from opengyre.seams.records import Span
 
 MAX_PARTS = 1000
 MAX_REFUSALS = 2
 CANCEL_GRACE_S = 10.0
+TURNED_BACK_S = 1.0
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
 _MIN_LOGPROB = -1e30
@@ -98,16 +102,23 @@ class Generation:
     """
 
     def __init__(
-        self, plan: GenerationPlan, *, routing: Routing, on_continued: Callable[[Continued], None]
+        self,
+        plan: GenerationPlan,
+        *,
+        routing: Routing,
+        handoffs: Handoffs,
+        on_continued: Callable[[Continued], None],
     ) -> None:
         self._plan = plan
         self._routing = routing
+        self._handoffs = handoffs
         self._on_continued = on_continued
         self._num_parts = 0
         self._num_failures = 0
         self._num_refusals = 0
         self._stuck_since_s: float | None = None
         self._moved: tuple[str, str] | None = None
+        self._kept: Kept | None = None
         self._is_done = False
         self.sampled = Sampled()
 
@@ -121,15 +132,18 @@ class Generation:
         A part that gave nothing counts as failed: the next one waits a little. Raises NoEngine
         when it gives up, EngineRefused when it is refused.
         """
-        while self._num_left() > 0 and not self._is_done:
-            seat = await self._next_seat()
-            num_before = len(self.sampled.ids)
-            async with contextlib.aclosing(self._part(seat)) as part:
-                async for chunk in part:
-                    self._take(chunk, seat)
-                    yield chunk.ids
-            self._num_failures += len(self.sampled.ids) == num_before
-        self.sampled.is_length |= not self._is_done
+        try:
+            while self._num_left() > 0 and not self._is_done:
+                seat = await self._next_seat()
+                num_before = len(self.sampled.ids)
+                async with contextlib.aclosing(self._part(seat)) as part:
+                    async for chunk in part:
+                        self._take(chunk, seat)
+                        yield chunk.ids
+                self._num_failures += len(self.sampled.ids) == num_before
+            self.sampled.is_length |= not self._is_done
+        finally:
+            self._keep_instead(None)
 
     def _take(self, chunk: Chunk, seat: Seat) -> None:
         """A move is told when the new engine gives something, not for each engine tried."""
@@ -137,6 +151,8 @@ class Generation:
         if self._moved is not None and (chunk.ids or is_end):
             self._tell(self._moved, seat.engine_id)
             self._moved = None
+        if self._kept is not None:
+            self._take_of_kept(self._kept, chunk, is_sampling=bool(chunk.ids) or is_end)
         if chunk.ids:
             self.sampled.add(chunk, seat.engine_id)
             self._num_failures = 0
@@ -149,10 +165,26 @@ class Generation:
         self._is_done = is_end or self._is_stopped()
         self.sampled.is_length = chunk.finish is Finish.LENGTH
         self._moved = self._moved or (seat.engine_id, chunk.reason or str(chunk.finish))
+        if chunk.kv is not None:
+            turn, attempt = self._plan.turn, self._plan.attempt
+            self._keep_instead(self._handoffs.keep(chunk.kv, seat, turn=turn, attempt=attempt))
+
+    def _take_of_kept(self, kept: Kept, chunk: Chunk, *, is_sampling: bool) -> None:
+        """What the engine to which it was offered says."""
+        if chunk.taken is not None:
+            kept.acknowledge(chunk.taken)
+        if is_sampling:
+            kept.take_over()
+            self._kept = None
+
+    def _keep_instead(self, kept: Kept | None) -> None:
+        if self._kept is not None:
+            self._kept.let_go()
+        self._kept = kept
 
     async def _part(self, seat: Seat) -> AsyncGenerator[Chunk, None]:
         """Chunks of one submission up to its terminal one; loss is an `error` chunk."""
-        request = self._next_request(seat)
+        request = self._next_request(seat, await self._kept_for(seat))
         self.sampled.logprob_mode = seat.engine.caps().logprob_mode
         stream = seat.engine.submit(request)
         is_over = False
@@ -161,7 +193,7 @@ class Generation:
                 chunk = Chunk()
                 while chunk.finish is None:
                     told = await lease.wait_for(_next_chunk(stream, seat))
-                    chunk = self._checked(told)
+                    chunk = self._checked(told, request)
                     is_over = told.finish is not None
                     yield chunk
         except (EngineLost, BoundaryError) as error:
@@ -173,9 +205,29 @@ class Generation:
             if (close := getattr(stream, "aclose", None)) is not None:
                 await close()
 
-    def _checked(self, chunk: Chunk) -> Chunk:
+    async def _kept_for(self, seat: Seat) -> KVRef | None:
+        """A request that turned back finds its prefix in the engine's own cache, once released."""
+        kept = self._kept
+        if kept is None:
+            return None
+        if not kept.is_of(seat):
+            return kept.offer(seat)
+        self._keep_instead(None)
+        assert kept.ending is not None, "let go of"
+        await asyncio.wait([kept.ending], timeout=TURNED_BACK_S)
+        return None
+
+    def _checked(self, chunk: Chunk, request: GenerateRequest) -> Chunk:
         """What an engine says of itself is not believed: ids that are none or numbers that cannot
         be log probabilities end the part, more than was asked for ends the turn."""
+        if chunk.kv is not None and not self._is_kept_prefix(chunk, chunk.kv):
+            chunk = msgspec.structs.replace(chunk, kv=None)
+        if chunk.taken is not None:
+            wrong = "acknowledges a prefix that it was not offered"
+            if request.kv is not None:
+                wrong = wrong_with(chunk.taken, request.kv)
+            if wrong:
+                return Chunk(finish=Finish.ERROR, reason=wrong)
         if len(chunk.ids) != len(chunk.logprobs):
             return Chunk(finish=Finish.ERROR, reason="ids and log probabilities differ in number")
         if not all(0 <= token < self._plan.num_ids for token in chunk.ids):
@@ -187,6 +239,13 @@ class Generation:
             return chunk
         ids, logprobs = chunk.ids[:num_left], chunk.logprobs[:num_left]
         return msgspec.structs.replace(chunk, ids=ids, logprobs=logprobs, finish=Finish.LENGTH)
+
+    def _is_kept_prefix(self, chunk: Chunk, ref: KVRef) -> bool:
+        """Only what is frozen is kept, and no more of it than there is."""
+        num_tokens = len(self._plan.request.prompt_ids) + len(self.sampled.ids) + len(chunk.ids)
+        is_ours = ref.execution == self._plan.request.execution
+        is_prefix = 0 < ref.num_tokens <= num_tokens and ref.lease_s > 0
+        return chunk.finish is Finish.FROZEN and is_ours and is_prefix
 
     async def _next_seat(self) -> Seat:
         execution = self._plan.request.execution
@@ -220,7 +279,7 @@ class Generation:
     def _num_left(self) -> int:
         return self._plan.request.max_new_tokens - len(self.sampled.ids)
 
-    def _next_request(self, seat: Seat) -> GenerateRequest:
+    def _next_request(self, seat: Seat, kv: KVRef | None) -> GenerateRequest:
         self._num_parts += 1
         whole = self._plan.request
         return msgspec.structs.replace(
@@ -228,6 +287,7 @@ class Generation:
             request_id=f"{whole.request_id}.i{seat.incarnation}.p{self._num_parts}",
             prompt_ids=whole.prompt_ids + self.sampled.ids,
             max_new_tokens=self._num_left(),
+            kv=kv,
         )
 
     def _tell(self, moved: tuple[str, str], to_engine: str) -> None:

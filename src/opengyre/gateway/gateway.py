@@ -24,6 +24,7 @@ from opengyre.gateway.connection import ClientLeft, Connection
 from opengyre.gateway.continuation import Continued, Generation, GenerationPlan
 from opengyre.gateway.dialects.dialect import AnswerForm
 from opengyre.gateway.exchange import Exchange, ExchangeParts
+from opengyre.gateway.handoffs import Handoff, Handoffs
 from opengyre.gateway.labels import Evidence, LabelRule, role_of
 from opengyre.gateway.recording import RecordQueue
 from opengyre.gateway.rendering.renderer import ModelRenderer
@@ -35,6 +36,7 @@ from opengyre.gateway.server import bind, serve_gateway
 from opengyre.gateway.sessions import Session
 from opengyre.gateway.turns import Attempt, Incoming
 from opengyre.seams.engine import GenerateRequest, RequestEngine
+from opengyre.seams.kv import KVRef
 from opengyre.seams.recorder import Recorder
 from opengyre.seams.records import TurnRecord
 
@@ -83,6 +85,10 @@ async def _ignore(execution: str, keys: list[str]) -> None:
     """Nobody opens sessions on demand."""
 
 
+def _tell_nobody(told: Handoff) -> None:
+    """Nobody keeps a journal of handoffs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayEvents:
     """Called on the event loop, must not block. `on_hold(execution, started)` tells the first
@@ -93,6 +99,7 @@ class GatewayEvents:
     on_hold: Callable[[str, bool], None]
     on_continued: Callable[[Continued], None]
     on_unknown: Callable[[str, list[str]], Awaitable[None]] = _ignore
+    on_handoff: Callable[[Handoff], None] = _tell_nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +139,7 @@ class Gateway:
         self._now_s = now_s
         self._records = RecordQueue(recorder, on_turn=events.on_turn)
         self._routing = Routing(on_hold=events.on_hold)
+        self._handoffs = Handoffs(self._routing, on_handoff=events.on_handoff)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="bodies")
         self._room = Room(MAX_LONG_BODIES_BYTES)
         self._engine_tokens = settings.max_context_tokens
@@ -155,6 +163,7 @@ class Gateway:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             worker = tasks.create_task(self._records.run())
             stack.callback(worker.cancel)
+            await stack.enter_async_context(self._handoffs)
             await stack.enter_async_context(
                 serve_gateway(
                     GatewayApp(surface), sock, head_timeout_s=self._settings.head_timeout_s
@@ -230,6 +239,7 @@ class Gateway:
             while one.running:
                 one.idle.clear()
                 await one.idle.wait()
+        await self._handoffs.settle(execution)
         self._routing.forget(execution)
         await self._records.drained()
         return SessionCounts(num_turns=one.session.num_turns, num_cancelled=num_cancelled)
@@ -253,6 +263,16 @@ class Gateway:
     def reconnect_engine(self, engine_id: str, engine: RequestEngine) -> None:
         """Its connection broke and was made again; what ran on the old one is continued."""
         self._routing.reconnect_engine(engine_id, engine)
+
+    def offered_idle(self, engine_id: str, incarnation: int, refs: Iterable[KVRef]) -> list[str]:
+        """Prefixes that this life keeps of executions of which nothing runs; returns the
+        references whose sessions are here. Those are handed over where it is of use, and
+        released."""
+        source = self._routing.seat_of(engine_id, incarnation)
+        ours = [ref for ref in refs if ref.execution in self._open]
+        if source is None:
+            return []
+        return [ref.ref for ref in ours if self._handoffs.hand_over_idle(ref, source)]
 
     def close_door(self, engine_id: str) -> None:
         """New requests and continuations wait; what runs there goes on until it is frozen."""
@@ -395,6 +415,7 @@ class Gateway:
                 hold_max_s=self._settings.hold_max_s,
             ),
             routing=self._routing,
+            handoffs=self._handoffs,
             on_continued=self._events.on_continued,
         )
         parts = ExchangeParts(

@@ -140,6 +140,12 @@ class Routing:
         door = self._doors.get(self._routes.get(execution, ""))
         return door.seat if door is not None and door.is_open else None
 
+    def seat_of(self, engine_id: str, incarnation: int) -> Seat | None:
+        """The present connection to this life of an engine, its door open or not."""
+        door = self._doors.get(engine_id)
+        is_it = door is not None and door.seat.incarnation == incarnation
+        return door.seat if door is not None and is_it else None
+
     async def wait_open(self, execution: str, *, limit_s: float) -> Seat:
         """The engine routed for `execution`, once its door is open. Raises NoEngine."""
         seat = self.open_seat(execution)

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from opengyre.config.root import RunConfig
 from opengyre.gateway.call_counts import watched_regex
 from opengyre.gateway.continuation import Continued
 from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings, SamplingDefaults
+from opengyre.gateway.handoffs import Handoff
 from opengyre.gateway.protocol import raise_file_limit
 from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.gateway.restoring import Earlier
@@ -31,6 +32,7 @@ from opengyre.runtime.child import Child, run_child
 from opengyre.runtime.durable import recover
 from opengyre.runtime.label_rules import label_rules
 from opengyre.seams.errors import BoundaryError
+from opengyre.seams.kv import KVRef
 from opengyre.seams.records import TurnRecord
 from opengyre.store.segments import SegmentWriter
 from opengyre.transport.engine_link import RemoteEngine
@@ -113,7 +115,7 @@ class GatewayProcess:
     async def _connect(self, message: m.ConnectEngine) -> None:
         """Of several at once for one engine the last one stands."""
         self._wanted[message.engine] = message
-        link = RemoteEngine(message.link_address, name=message.engine)
+        link = self._link(message)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await link.open()
@@ -127,6 +129,12 @@ class GatewayProcess:
         self._gateway.connect_engine(message.engine, link, message.incarnation)
         self._gateway.close_door(message.engine)
         self._tasks.create_task(self._keep(link, message))
+
+    def _link(self, message: m.ConnectEngine) -> RemoteEngine:
+        def offered(refs: list[KVRef]) -> list[str]:
+            return self._gateway.offered_idle(message.engine, message.incarnation, refs)
+
+        return RemoteEngine(message.link_address, name=message.engine, on_prefixes=offered)
 
     def _check_wanted(self, message: m.ConnectEngine) -> None:
         if self._wanted.get(message.engine) is not message:
@@ -152,7 +160,7 @@ class GatewayProcess:
                 return
 
     async def _reconnect(self, old: RemoteEngine, message: m.ConnectEngine) -> RemoteEngine | None:
-        link = RemoteEngine(message.link_address, name=message.engine)
+        link = self._link(message)
         try:
             await link.open()
         except BoundaryError as error:
@@ -182,7 +190,10 @@ class ToController:
 
     def events(self) -> GatewayEvents:
         return GatewayEvents(
-            on_turn=self._tell_turn, on_hold=self._tell_hold, on_continued=self._tell_continued
+            on_turn=self._tell_turn,
+            on_hold=self._tell_hold,
+            on_continued=self._tell_continued,
+            on_handoff=self._tell_handoff,
         )
 
     def _tell_turn(self, turn: TurnRecord) -> None:
@@ -190,6 +201,9 @@ class ToController:
 
     def _tell_hold(self, execution: str, is_held: bool) -> None:
         self._child.tell(m.HoldTold(execution=execution, is_held=is_held))
+
+    def _tell_handoff(self, told: Handoff) -> None:
+        self._child.tell(m.HandoffTold(**asdict(told)))
 
     def _tell_continued(self, told: Continued) -> None:
         self._child.tell(
