@@ -14,6 +14,7 @@ from typing import Any
 
 from engine_under_test import prompt_of
 from handoff_rig import (
+    LAST_VERSION,
     Heard,
     Kind,
     ask,
@@ -93,6 +94,8 @@ class Seat:
         engine, self.engine = self.engine, None
         await self.server.__aexit__(None, None, None)
         await engine.pause()
+        await engine.begin_update(LAST_VERSION)
+        await engine.release()
 
     async def release(self, ref: str) -> KVRelease | None:
         """None: it is lost, and says so by an error of the boundary."""

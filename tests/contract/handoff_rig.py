@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import pytest
 import torch
 from engine_under_test import NUM_WORDS, SUBJECTS, Subject, tiny_model
 
@@ -24,6 +25,7 @@ CONTEXT_TOKENS = 128
 MAX_RUNNING = 4
 DEADLINE_S = 60.0
 LOGPROB_GAP = 1e-5
+LAST_VERSION = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,15 @@ KINDS = {
 SCRIPTED, TORCH = KINDS["scripted"], [one for one in KINDS.values() if one.has_bytes]
 
 
+def kind_params(*names: str) -> list[Any]:
+    """Names of kinds as parameters; each family and each plane is quick once."""
+    slow = pytest.mark.slow
+    return [
+        one if one in ("scripted", "qwen3-shm", "llama-tcp") else pytest.param(one, marks=slow)
+        for one in names or KINDS
+    ]
+
+
 def make_engine(kind: Kind, compute: ComputeThread, *, name: str, **settings: Any) -> Any:
     """`settings` are config fields; `model` and `tokens_per_s` where the engine has such."""
     settings = {"kv_handoff": "on", "max_running": MAX_RUNNING, **settings}
@@ -76,14 +87,17 @@ def make_engine(kind: Kind, compute: ComputeThread, *, name: str, **settings: An
 
 @asynccontextmanager
 async def engine_of(kind: Kind, **settings: Any) -> AsyncIterator[Any]:
-    """One engine with a compute thread of its own."""
+    """One engine with a compute thread of its own; at the end its memory is given back."""
     compute = ComputeThread(on_start=lambda: torch.set_num_threads(1))
     settings.setdefault("name", "e")
     engine = make_engine(kind, compute, **settings)
     try:
         yield engine
     finally:
+        await engine.freeze_all()
         await engine.pause()
+        await engine.begin_update(LAST_VERSION)
+        await engine.release()
         compute.close()
 
 

@@ -15,6 +15,7 @@ from handoff_rig import (
     engine_of,
     hear,
     hear_some,
+    kind_params,
     nothing_left,
     play,
     rest_of,
@@ -29,7 +30,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=kind_params())
 def kind(request: Any) -> Kind:
     return KINDS[request.param]
 

@@ -107,6 +107,7 @@ def test_a_killed_source_is_done_without(kind: Kind, tmp_path: Path) -> None:
 
 
 def test_a_source_killed_inside_a_read_is_done_without(tmp_path: Path) -> None:
+    """What it had sent before may still arrive, and is right; the rest never does."""
     kind = KINDS["llama-tcp"]
 
     async def main() -> None:
@@ -125,7 +126,7 @@ def test_a_source_killed_inside_a_read_is_done_without(tmp_path: Path) -> None:
                 relay.let_go()
                 made = await reading
             assert made.taken is not None
-            assert (made.taken.num_tokens, bool(made.taken.reason)) == (0, True)
+            assert made.taken.num_tokens in (0, ref.num_tokens)
             assert made.finish is Finish.LENGTH
             alone = await hear(destination.submit(asked))
             assert first.ids + made.ids == alone.ids
@@ -168,25 +169,27 @@ def test_a_killed_destination_leaves_the_prefix_for_the_next_one(
     asyncio.run(main())
 
 
-def test_many_handoffs_leave_no_file_thread_or_mapping(kind: Kind) -> None:
-    async def handoffs(number: int) -> None:
+def test_many_handoffs_leave_no_file_or_mapping(kind: Kind) -> None:
+    async def handoffs(num_handoffs: int) -> tuple[int, int]:
         async with (
             asyncio.timeout(DEADLINE_S),
-            engine_of(kind, name=f"s{number}") as source,
-            engine_of(kind, name=f"d{number}") as destination,
+            engine_of(kind, name="s") as source,
+            engine_of(kind, name="d") as destination,
         ):
-            for n in range(number):
+            for n in range(num_handoffs):
                 asked = ask(prompt_of(40, seed=n), 30, name=f"r{n}", execution=f"e{n}")
                 first = await cut(source, asked, 2)
-                await hear(destination.submit(rest_of(asked, first, kv=first.ref)))
+                rest = await hear(destination.submit(rest_of(asked, first, kv=first.ref)))
+                assert rest.taken is not None
+                assert rest.taken.num_tokens > 0
                 await source.release_kv(first.ref.ref)
-            if number:
-                counts.append((open_files(), shared_mappings()))
-            await nothing_left(source)
-            await nothing_left(destination)
+            return open_files(), shared_mappings()
 
-    counts: list[tuple[int, int]] = []
-    asyncio.run(handoffs(2))
-    asyncio.run(handoffs(12))
-    assert counts[1][0] <= counts[0][0] + 1
-    assert counts[1][1] <= counts[0][1] + 1
+    def left() -> tuple[int, int]:
+        return open_files(), shared_mappings()
+
+    before = left()
+    few = asyncio.run(handoffs(2))
+    assert left() == before
+    assert asyncio.run(handoffs(15)) == few
+    assert left() == before

@@ -13,6 +13,7 @@ from handoff_rig import (
     forged,
     hear,
     hear_some,
+    kind_params,
     nothing_left,
     play,
     publish,
@@ -21,7 +22,7 @@ from handoff_rig import (
 from opengyre.seams.kv import KVRelease
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=kind_params())
 def kind(request: Any) -> Kind:
     return KINDS[request.param]
 

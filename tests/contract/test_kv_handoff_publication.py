@@ -19,6 +19,7 @@ from handoff_rig import (
     engine_of,
     hear,
     hear_some,
+    kind_params,
     nothing_left,
     play,
     publish,
@@ -29,7 +30,7 @@ from opengyre.seams.engine import Finish, GenerateRequest
 from opengyre.seams.kv import KVRelease
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=kind_params())
 def kind(request: Any) -> Kind:
     return KINDS[request.param]
 

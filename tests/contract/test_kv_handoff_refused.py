@@ -18,6 +18,7 @@ from handoff_rig import (
     engine_of,
     forged,
     hear,
+    kind_params,
     nothing_left,
     play,
     publish,
@@ -30,12 +31,12 @@ from opengyre.seams.kv import KVRef, KVRelease
 NONSENSE = "0" * 32
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=kind_params())
 def kind(request: Any) -> Kind:
     return KINDS[request.param]
 
 
-@pytest.fixture(params=[one.name for one in TORCH])
+@pytest.fixture(params=kind_params(*(one.name for one in TORCH)))
 def torch_kind(request: Any) -> Kind:
     return KINDS[request.param]
 
