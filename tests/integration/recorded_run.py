@@ -18,6 +18,7 @@ import msgspec
 from opengyre.control import commands as c
 from opengyre.control import facts as f
 from opengyre.control.ids import CommandId, EngineId, GroupId, execution_id, group_id
+from opengyre.seams.kv import HandoffStage
 from opengyre.seams.records import SegmentRef, Span, TokenRecord, TurnRecord
 from opengyre.store import observations as seen
 from opengyre.store.codec import JournalValue, kind_of
@@ -231,6 +232,7 @@ def write_rows(tape: Tape) -> None:
     tape.turn("e000001.t1", parent="e000001.t0", engine="c0")
     tape.close(1, 1.0)
     leave(tape, 0, ((execution_id(2), S0),))
+    handed_over(tape, HandoffStage.OFFERED, HandoffStage.ACKNOWLEDGED)
     tape.tell(
         seen.Continued(
             execution="e000002",
@@ -242,11 +244,33 @@ def write_rows(tape: Tape) -> None:
             num_tokens_so_far=2,
         )
     )
+    handed_over(tape, HandoffStage.TAKEN_OVER, HandoffStage.RELEASED)
     tape.turn("e000002.t0", engine="c0", cuts=(2,))
     tape.close(2, 0.0)
     first_step(tape)
     first_boundary(tape)
     second_burst(tape)
+
+
+def handed_over(tape: Tape, *stages: HandoffStage) -> None:
+    """Of the prefix that moves with e000002.t0."""
+    for stage in stages:
+        tape.tell(
+            seen.Handoff(
+                ref="c0#1.kv1",
+                stage=stage,
+                execution="e000002",
+                turn="e000002.t0",
+                attempt=1,
+                from_engine="c0",
+                to_engine="s0",
+                version=0,
+                num_tokens=5,
+                num_bytes=500,
+                read_s=0.25 if stage is HandoffStage.ACKNOWLEDGED else 0.0,
+                reason="released" if stage is HandoffStage.RELEASED else "",
+            )
+        )
 
 
 def first_step(tape: Tape) -> None:

@@ -58,9 +58,12 @@ def test_verify_passes_a_whole_run_and_says_what_it_counted(run: Path) -> None:
     code, text, _ = gyre("verify", run)
     assert code == 0
     verdicts = {line.split()[0]: line.split()[1] for line in text.splitlines()}
-    promises = ["P1", "P2", "P3", "P4", "P5", "P8", "P10", "P11", "P12"]
+    promises = [
+        *("P1", "P2", "P3", "P4", "P5", "P6", "P8", "P10", "P11", "P12", "P16"),
+    ]
     assert verdicts.pop("66") == "tokens"
     assert verdicts.pop("dropped:") == "12"
+    assert verdicts.pop("1") == "handed"
     assert verdicts == dict.fromkeys(promises, "pass")
     assert "(10 executions)" in text
     code, text, _ = gyre("verify", run, "--json")

@@ -28,7 +28,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 @run_app.command()
 def show(run: RunPath, as_json: AsJson = False) -> None:
-    """Print the summary, one line for each step, and the memory of each role."""
+    """Print the summary, one line for each step, handoffs, and the memory of each role."""
+    from opengyre.views.handoffs import handoff_cells
     from opengyre.views.memory import role_memory_cells, switch_cells
     from opengyre.views.summary import summarise
     from opengyre.views.tables import step_cells, table, work_cells
@@ -40,13 +41,14 @@ def show(run: RunPath, as_json: AsJson = False) -> None:
         told = {
             "steps": step_cells(state),
             "cells": work_cells(state),
+            "handed_over": handoff_cells(state),
             "memory": role_memory_cells(state),
             "switches": switch_cells(state),
         }
         return _print_json({**summary, **told})
     report = str(folder.report_png) if folder.report_png.exists() else ""
     _print_lines(final_lines(summary, folder=str(run), report=report))
-    tables = (step_cells, work_cells, role_memory_cells, switch_cells)
+    tables = (step_cells, work_cells, handoff_cells, role_memory_cells, switch_cells)
     for rows in (cells(state) for cells in tables):
         _print_lines(["", *table(rows)] if rows else [])
 
@@ -72,7 +74,7 @@ def report(
 
 @run_app.command()
 def verify(run: RunPath, as_json: AsJson = False) -> None:
-    """Check promises P1-P5, P8, P10-P12 from journal and token segments; exit 1 if broken."""
+    """Check promises P1-P6, P8, P10-P12, P16 from journal and token segments; exit 1 if broken."""
     from dataclasses import asdict
 
     from opengyre.store.run_folder import open_run_folder

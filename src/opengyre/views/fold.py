@@ -149,6 +149,8 @@ class Fold:
             case seen.Continued():
                 self.state.continued.append((self.state.now_s, value))
                 self._engines.mark("continued", value.to_engine, f"{value.turn}: {value.reason}")
+            case seen.Handoff():
+                self.state.handoffs.setdefault(value.ref, []).append(value)
             case seen.GatewayLost():
                 self.state.gateways_lost.append(value)
                 self.state.retold.update(value.retold)

@@ -134,6 +134,7 @@ class RunState:
         self.steps: list[seen.StepReport] = []
         self.evals: list[tuple[float, seen.EvalResult]] = []
         self.continued: list[tuple[float, seen.Continued]] = []
+        self.handoffs: dict[str, list[seen.Handoff]] = {}
         self.published: list[tuple[float, seen.VersionPublished]] = []
         self.harness_errors: list[seen.HarnessError] = []
         self.gateways_lost: list[seen.GatewayLost] = []

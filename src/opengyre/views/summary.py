@@ -11,6 +11,7 @@ from typing import Any
 from opengyre.control.facts import Outcome
 from opengyre.control.groups import GroupState
 from opengyre.store.observations import Continued, EvalResult
+from opengyre.views.handoffs import counts_of
 from opengyre.views.run_state import GroupView, RunState
 
 
@@ -41,6 +42,7 @@ def summarise(state: RunState) -> dict[str, Any]:
         "joins": len(state.joins),
         "requests_continued": len(state.continued),
         "requests_continued_by_reason": _counted(why_continued(one) for _, one in state.continued),
+        "handoffs": _handoffs(state),
         "tokens_lost": tokens_lost(state),
         "harness_errors_from_moves": sum(one.during_move for one in state.harness_errors),
         "gateway_deaths": len(state.gateways_lost),
@@ -63,6 +65,19 @@ def summarise(state: RunState) -> dict[str, Any]:
         "device_seconds": {
             name: round(seconds, 3) for name, seconds in state.device_seconds().items()
         },
+    }
+
+
+def _handoffs(state: RunState) -> dict[str, int]:
+    """What became of the prefixes that engines kept for each other."""
+    counts = counts_of(state.handoffs.values())
+    return {
+        "handed_over": counts.num_handed_over,
+        "recomputed": counts.num_recomputed,
+        "idle": counts.num_idle,
+        "not_wanted": counts.num_others,
+        "read_tokens": counts.num_tokens,
+        "read_bytes": counts.num_bytes,
     }
 
 

@@ -22,6 +22,7 @@ from opengyre.views.check_control import (
     TrainingPrefix,
     Waterlevel,
 )
+from opengyre.views.check_handoffs import HandoffChecks
 from opengyre.views.check_steps import ExactlyOnce
 from opengyre.views.check_tokens import TokenChecks
 from opengyre.views.check_verdicts import VerdictChecks
@@ -40,7 +41,7 @@ class Recorded:
 
 
 def verify_run(folder: RunFolder) -> list[CheckResult]:
-    """P1-P5, P8 and P10-P12, in this order. Raises ConfigError, BoundaryError if unreadable."""
+    """P1-P6, P8, P10-P12, P16, in this order. Raises ConfigError, BoundaryError if unreadable."""
     reader = SegmentReader(folder.tokens)
     return verify_rows(
         read_journal(folder.db),
@@ -58,7 +59,7 @@ def verify_rows(
     headers: Iterable[TurnRecord] = (),
 ) -> list[CheckResult]:
     """The checks over `rows`; `recorded` where there is a table; `headers` of all records."""
-    fold, boundaries, steps = Fold(), Boundaries(), ExactlyOnce()
+    fold, boundaries, steps, handoffs = Fold(), Boundaries(), ExactlyOnce(), HandoffChecks()
     checks: list[RowCheck] = [
         OneOutcome(None if recorded is None else recorded.outcomes),
         Waterlevel(boundaries),
@@ -69,6 +70,7 @@ def verify_rows(
         fold.apply(row)
         for check in (*checks, steps):
             check.see(row, fold.state)
+        handoffs.see(row)
         boundaries.see(row, fold.state)
     results = [check.finish(fold.state) for check in checks]
     once = steps.finish(fold.state)
@@ -77,7 +79,9 @@ def verify_rows(
     unbroken, exact = TokenChecks(reader).check(fold.state, steps.accepted(), also=accounts.see)
     ended = accounts.finish(_untold(headers, fold.state))
     verdicts = VerdictChecks(None if recorded is None else recorded.rewards)
-    return [*results, unbroken, once, exact, ended, verdicts.check(fold.state, consumed)]
+    read, released = handoffs.finish(fold.state)
+    no_zero = verdicts.check(fold.state, consumed)
+    return [*results, unbroken, read, once, exact, ended, no_zero, released]
 
 
 def read_recorded(path: Path) -> Recorded:
