@@ -468,6 +468,9 @@ class SeededWorld:
                 tokens_per_s=self.shape.tokens_per_s,
                 max_running=setup.slots,
                 context_tokens=self.config.sampling.context_tokens,
+                name=setup.life,
+                kv_handoff="on",
+                kv_handoff_idle=True,
             )
             return build_cell(setup, config=config, watch=self)
 

@@ -3,13 +3,14 @@
 Owns: the memory, its guards, reading it from another process. Must not know: layers, tokens.
 Invariants: each slot has one guard, the key of its pin, which is gone before `unpin` returns, so a
 reader that ends after the slot was given away finds another one; nothing is left of a killed
-process; pages are touched only as they are used.
+process, or of a pool that was dropped unclosed; pages are touched only as they are used.
 """
 
 import mmap
 import os
 import secrets
 import stat
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,6 +37,7 @@ class KVMemory:
         head_bytes = _pages(_HEAD_BYTES + num_slots * _KEY_BYTES)
         self._offset_bytes = head_bytes
         self._fd = os.memfd_create("gyre-kv", os.MFD_CLOEXEC)
+        self._close_fd = weakref.finalize(self, os.close, self._fd)
         os.ftruncate(self._fd, head_bytes + num_bytes)
         self._mapped = mmap.mmap(self._fd, head_bytes + num_bytes, flags=mmap.MAP_SHARED)
         self._mapped[:_HEAD_BYTES] = _MAGIC + self._token
@@ -77,7 +79,7 @@ class KVMemory:
             self._mapped.close()
         except BufferError as error:
             raise InvariantError("KV memory is still referenced after release") from error
-        os.close(self._fd)
+        self._close_fd()
 
     def _set_guard(self, slot: int, key: bytes) -> None:
         start = _guard_bytes(slot)
