@@ -147,7 +147,7 @@ class EngineConfig(Section):
         "where that is faster than computing them",
     )
     kv_lease_s: float = Field(
-        default=10.0, gt=0, le=600, description="longest time they are kept for the reader"
+        default=10.0, gt=0, le=30, description="longest time they are kept for the reader"
     )
     kv_handoff_idle: bool = Field(
         default=False, description="hand over prefixes of executions inside a tool call too"
