@@ -44,6 +44,7 @@ CONTEXT_TOKENS = 256
 LONG_CONTEXT_TOKENS = 2048
 PAGE_TOKENS = 128
 STEP_TOKENS = 512
+ANSWER_S = 300.0
 
 _numbers = itertools.count()
 Prompts = list[list[int]]
@@ -257,7 +258,7 @@ def open_continuous(model: Any, *, running: int) -> Iterator[Callable[[Prompts],
         manager.add_requests(inputs=prompts, max_new_tokens=NEW_TOKENS)
         num_left = len(prompts)
         while num_left:
-            one = manager.get_result(timeout=10)
+            one = manager.get_result(timeout=ANSWER_S)
             if one is None:
                 raise SystemExit("the continuous batching of transformers makes no progress")
             num_left -= one.is_finished()

@@ -41,7 +41,7 @@ class AttentionPlan:
     groups: list[Group]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query [T, H, D], scaled, key and value [T, Hkv, D] to [T, H * D]; writes KV first."""
+        """query [T, H, D], key and value [T, Hkv, D] to [T, H * D]; writes KV first."""
         cache = self.pool.layer(layer)
         keys, values = cache.flatten(1, 2)
         keys.index_copy_(0, self.writes, key)
@@ -70,10 +70,10 @@ def _attended(row: Tensor, cache: Tensor, group: Group) -> Tensor:
     num = key.shape[0]
     if group.queries is None:
         query = row.view(num, num_kv_heads, share, dim)
-        made = scaled_dot_product_attention(query, key, value, attn_mask=group.mask, scale=1.0)
+        made = scaled_dot_product_attention(query, key, value, attn_mask=group.mask)
         return made.reshape(num, num_heads, dim)
     query = row[group.queries].view(num, -1, num_kv_heads, share, dim)
     query = query.permute(0, 2, 3, 1, 4).reshape(num, num_kv_heads, -1, dim)
-    made = scaled_dot_product_attention(query, key, value, attn_mask=group.mask, scale=1.0)
+    made = scaled_dot_product_attention(query, key, value, attn_mask=group.mask)
     made = made.view(num, num_kv_heads, share, -1, dim).permute(0, 3, 1, 2, 4)
     return made.reshape(-1, num_heads, dim)
