@@ -205,10 +205,16 @@ class HandoffMachine(RuleBasedStateMachine):
         assert again is KVRelease.UNKNOWN
         assert (first is KVRelease.UNKNOWN) is (life != self.lives[at])
 
+    def running_at(self, at: int) -> set[str]:
+        """Executions that run there for certain: a stream that was not read may have ended."""
+        unread = [f"e{line.number}" for line in self.lines if line.at == at]
+        stats = self.engines[at].stats()
+        return set(unread if stats.num_running + stats.num_waiting == len(unread) else [])
+
     @rule(at=engines, to=engines)
     def hand_over_idle(self, at: int, to: int) -> None:
         refs = self.run(self.engines[at].export_kv())
-        running = {f"e{line.number}" for line in self.lines if line.at == at}
+        running = self.running_at(at)
         for ref in refs:
             assert ref.execution not in running
             assert len(ref.ids) == ref.num_tokens
