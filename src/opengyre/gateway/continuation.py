@@ -166,8 +166,18 @@ class Generation:
         self.sampled.is_length = chunk.finish is Finish.LENGTH
         self._moved = self._moved or (seat.engine_id, chunk.reason or str(chunk.finish))
         if chunk.kv is not None:
-            turn, attempt = self._plan.turn, self._plan.attempt
-            self._keep_instead(self._handoffs.keep(chunk.kv, seat, turn=turn, attempt=attempt))
+            self._keep(chunk.kv, seat)
+
+    def _keep(self, ref: KVRef, seat: Seat) -> None:
+        """What nobody can read now is not kept: its engine waits for the end of it."""
+        kept = self._kept_of(ref, seat)
+        self._keep_instead(kept)
+        if kept is not None and self._routing.open_seat(ref.execution) is None:
+            kept.let_go()
+
+    def _kept_of(self, ref: KVRef, seat: Seat) -> Kept | None:
+        turn, attempt = self._plan.turn, self._plan.attempt
+        return self._handoffs.keep(ref, seat, turn=turn, attempt=attempt)
 
     def _take_of_kept(self, kept: Kept, chunk: Chunk, *, is_sampling: bool) -> None:
         """What the engine to which it was offered says."""
@@ -202,8 +212,19 @@ class Generation:
         finally:
             if not is_over:
                 await _cancel(seat, request.request_id)
+                await self._give_back(stream, seat)
             if (close := getattr(stream, "aclose", None)) is not None:
                 await close()
+
+    async def _give_back(self, stream: AsyncIterator[Chunk], seat: Seat) -> None:
+        """What was cancelled may have been frozen before; its last chunk is here by now."""
+        chunk = Chunk()
+        with contextlib.suppress(TimeoutError, EngineLost, BoundaryError):
+            async with asyncio.timeout(0):
+                while chunk.finish is None:
+                    chunk = await _next_chunk(stream, seat)
+        if chunk.kv is not None and (kept := self._kept_of(chunk.kv, seat)) is not None:
+            kept.let_go()
 
     async def _kept_for(self, seat: Seat) -> KVRef | None:
         """A request that turned back finds its prefix in the engine's own cache, once released."""
@@ -244,7 +265,7 @@ class Generation:
         """Only what is frozen is kept, and no more of it than there is."""
         num_tokens = len(self._plan.request.prompt_ids) + len(self.sampled.ids) + len(chunk.ids)
         is_ours = ref.execution == self._plan.request.execution
-        is_prefix = 0 < ref.num_tokens <= num_tokens and ref.lease_s > 0
+        is_prefix = 0 < ref.num_tokens <= num_tokens
         return chunk.finish is Finish.FROZEN and is_ours and is_prefix
 
     async def _next_seat(self) -> Seat:

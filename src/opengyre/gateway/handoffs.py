@@ -149,8 +149,10 @@ class Handoffs:
         await self._tasks.__aexit__(kind, error, trace)
 
     def keep(self, ref: KVRef, source: Seat, *, turn: str, attempt: int) -> Kept | None:
-        """None: too many are kept, or this one is already; its lease ends by itself."""
-        if len(self._kept) >= MAX_KEPT or ref.ref in self._kept:
+        """None: too many are kept, or this one is already, or it has no lease that can be; then it
+        ends by itself."""
+        is_full = len(self._kept) >= MAX_KEPT
+        if is_full or ref.ref in self._kept or not 0 < ref.lease_s < math.inf:
             return None
         kept = Kept(ref, source, turn=turn, attempt=attempt, owner=self)
         self._kept[ref.ref] = kept

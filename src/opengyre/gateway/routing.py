@@ -6,6 +6,7 @@ ends with the engine routed at that moment, never with the one it began with.
 """
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ class Lease:
     async def wait_for(self, awaitable: Awaitable[_T]) -> _T:
         """Raises EngineLost when the seat is lost, before or meanwhile."""
         if self._is_lost:
+            if inspect.iscoroutine(awaitable):
+                awaitable.close()
             raise EngineLost(self._seat.engine_id)
         task = self._task = asyncio.current_task()
         assert task is not None, "only tasks wait"

@@ -63,7 +63,7 @@ class HandoffChecks:
             unit="prefixes",
         )
 
-    def see(self, row: Row) -> None:
+    def see(self, row: Row, state: RunState) -> None:
         match row.value:
             case seen.Handoff():
                 self._see_handoff(row.seq, row.value)
@@ -75,6 +75,7 @@ class HandoffChecks:
                 self._moved[row.value.turn, row.value.attempt] = row.value
             case seen.GatewayLost():
                 self._excuse(row.value.executions)
+                self._forget_cut_calls(row.value.executions, state)
             case _:
                 return
 
@@ -105,6 +106,15 @@ class HandoffChecks:
         for ref in self._refs.values():
             if ref.first.execution in lost:
                 ref.is_excused = True
+
+    def _forget_cut_calls(self, executions: Sequence[str], state: RunState) -> None:
+        """Calls that ended with their gateway: the next ones of that name are others."""
+        lost = set(executions)
+        self._taken_over = [
+            one
+            for one in self._taken_over
+            if one.key in state.turns or self._refs[one.ref].first.execution not in lost
+        ]
 
     def _see_handoff(self, seq: int, told: seen.Handoff) -> None:
         ref = self._refs.setdefault(told.ref, _Ref(first=told))

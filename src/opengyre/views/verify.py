@@ -70,7 +70,7 @@ def verify_rows(
         fold.apply(row)
         for check in (*checks, steps):
             check.see(row, fold.state)
-        handoffs.see(row)
+        handoffs.see(row, fold.state)
         boundaries.see(row, fold.state)
     results = [check.finish(fold.state) for check in checks]
     once = steps.finish(fold.state)
