@@ -1,0 +1,51 @@
+"""A run whose cells leave while their requests are live: what moves takes its prefix along."""
+
+
+import pytest
+from run_rig import Driven, drive, make_trails
+from typer.testing import CliRunner
+
+from opengyre.cli.main import app
+from opengyre.seams.kv import HandoffStage
+from opengyre.store.observations import Continued, Handoff
+from opengyre.store.run_folder import open_run_folder
+from opengyre.views.verify import verify_run
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    """Slow tokens, and steps of about a second: turns are live when a cell leaves."""
+    folder = tmp_path_factory.mktemp("handoffs")
+    return drive(
+        folder,
+        make_trails(folder / "trails", 8),
+        "training.emulated_tokens_per_s=400",
+        "training.micro_step_tokens=560",
+        "engine.scripted.tokens_per_s=25",
+        'engine.kv_handoff="on"',
+        "engine.kv_handoff_idle=true",
+        "run.num_steps=4",
+    )
+
+
+def test_the_journal_shows_every_stage_of_what_moved(driven: Driven) -> None:
+    assert driven.end.exit_code == 0
+    assert any(one.reason == "move" for one in driven.all(Continued))
+    by_ref: dict[str, list[HandoffStage]] = {}
+    for one in driven.all(Handoff):
+        by_ref.setdefault(one.ref, []).append(one.stage)
+    whole = list(HandoffStage)
+    assert whole in by_ref.values()
+    assert [stage for stage in whole if stage is not HandoffStage.TAKEN_OVER] in by_ref.values()
+    assert {stages[-1] for stages in by_ref.values()} == {HandoffStage.RELEASED}
+
+
+def test_verify_proves_it_and_show_counts_it(driven: Driven) -> None:
+    results = {one.promise: one for one in verify_run(open_run_folder(driven.end.folder))}
+    assert [one.problems for one in results.values() if not one.is_kept] == []
+    assert results["P6"].num_checked > 0
+    assert results["P16"].num_checked == len({one.ref for one in driven.all(Handoff)})
+    shown = CliRunner().invoke(app, ["run", "show", str(driven.end.folder)])
+    assert "handed over" in shown.output
