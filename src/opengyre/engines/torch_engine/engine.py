@@ -8,6 +8,7 @@ touched there during a step and on the event loop only between steps, but for th
 """
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,6 +34,8 @@ from opengyre.seams.engine import EngineCaps, EngineStats, Finish, GenerateReque
 from opengyre.seams.errors import BoundaryError, ConfigError
 from opengyre.seams.kv import KVRef, KVRelease, KVTaken
 from opengyre.transport.chunk_stream import ChunkReader
+
+log = logging.getLogger(__name__)
 
 
 class TorchEngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +143,8 @@ class TorchEngine:
             for _, slot, _ in found:
                 self._table.unpin(slot)
             return []
-        return [self._pin(who, slot, ids, is_idle=True) for who, slot, ids in found]
+        pinned = [self._pin(who, slot, ids, is_idle=True) for who, slot, ids in found]
+        return [ref for ref in pinned if ref is not None]
 
     async def pause(self) -> None:
         await self._desk.pause()
@@ -234,8 +238,16 @@ class TorchEngine:
         self._imports.forget(live)
         self._table.free(live)
 
-    def _pin(self, execution: str, slot: int, ids: list[int], *, is_idle: bool = False) -> KVRef:
-        pin, ref = self._pool.pin(slot, len(ids)), self._leases.new_ref()
+    def _pin(
+        self, execution: str, slot: int, ids: list[int], *, is_idle: bool = False
+    ) -> KVRef | None:
+        """None where no reader could reach it."""
+        try:
+            pin, ref = self._pool.pin(slot, len(ids)), self._leases.new_ref()
+        except BoundaryError as error:
+            log.warning("not handed over: %s", error)
+            self._table.unpin(slot)
+            return None
         self._leases.add(ref, lambda: self._unpin(pin, slot))
         return KVRef(
             ref=ref,
