@@ -6,6 +6,7 @@ reader that ends after the slot was given away finds another one; nothing is lef
 process, or of a pool that was dropped unclosed; pages are touched only as they are used.
 """
 
+import contextlib
 import mmap
 import os
 import secrets
@@ -24,6 +25,7 @@ _MAGIC = b"GYREKV01"
 _KEY_BYTES = 16
 _HEAD_BYTES = len(_MAGIC) + _KEY_BYTES
 _NO_KEY = bytes(_KEY_BYTES)
+_MADV_POPULATE_READ = 22
 
 
 class KVMemory:
@@ -120,7 +122,14 @@ class MemoryReading:
         if self._view is None:
             raise gone("the reading is closed")
         start = self._starts[number]
+        self._populate(start)
         np.copyto(into, self._view[start : start + self._range_bytes])
+
+    def _populate(self, start: int) -> None:
+        """Map the pages of a range at once: a fault for each costs a fifth of the time."""
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        with contextlib.suppress(OSError):  # before Linux 5.14
+            self._mapped.madvise(_MADV_POPULATE_READ, first, start + self._range_bytes - first)
 
     def check(self) -> None:
         start = _guard_bytes(self._slot)
