@@ -179,7 +179,7 @@ def test_what_is_not_read_is_acknowledged_with_the_reason() -> None:
 
 def test_an_engine_that_says_nothing_of_a_prefix_took_nothing_over() -> None:
     desk = play(move, *moved(ids(7, 8), END))
-    assert [one.stage for one in desk.told] == [OFFERED, RELEASED]
+    assert [(one.stage, one.reason) for one in desk.told] == [(OFFERED, ""), (RELEASED, "unused")]
 
 
 def test_a_reader_that_fails_before_its_first_ids_leaves_the_prefix_to_the_next() -> None:
@@ -248,7 +248,7 @@ def test_a_turn_with_nothing_left_offers_nothing(max_new_tokens: int) -> None:
             await desk.run(generation, lambda: desk.routing.close_door("c0"))
 
     desk = play(scene, *moved())
-    assert [(one.stage, one.reason) for one in desk.told] == [(RELEASED, "released")]
+    assert [(one.stage, one.reason) for one in desk.told] == [(RELEASED, "unused")]
 
 
 def test_what_nobody_can_read_now_is_released_at_once() -> None:
@@ -265,7 +265,7 @@ def test_what_nobody_can_read_now_is_released_at_once() -> None:
             assert await made == [5, 6, 7, 8]
 
     desk = play(scene, [[ids(5, 6), FROZEN], [ids(7, 8), END]])
-    assert [(one.stage, one.reason) for one in desk.told] == [(RELEASED, "released")]
+    assert [(one.stage, one.reason) for one in desk.told] == [(RELEASED, "unused")]
     assert desk.engines[0].requests[1].kv is None
 
 
@@ -405,19 +405,19 @@ def test_an_idle_prefix_is_imported_where_its_execution_goes_on_and_released() -
 
 
 @pytest.mark.parametrize("where", ["c0", "c1"])
-def test_an_idle_prefix_that_serves_nobody_is_released(where: str) -> None:
-    """Its execution goes on where it is, or where the door is closed."""
+def test_an_idle_prefix_that_serves_nobody_is_not_claimed(where: str) -> None:
+    """Its execution goes on where it is, or where the door is closed: its engine is told so."""
 
     async def scene(desk: Desk) -> None:
         desk.routing.set_routes({"e1": where})
         desk.routing.close_door("c1")
         source = desk.routing.seat_of("c0", 1)
         assert source is not None
-        assert desk.handoffs.hand_over_idle(REF, source)
+        assert not desk.handoffs.hand_over_idle(REF, source)
 
     desk = play(scene, [], [])
-    assert [one.stage for one in desk.told] == [RELEASED]
-    assert desk.engines[1].log == []
+    assert desk.told == []
+    assert (desk.engines[0].log, desk.engines[1].log) == ([], [])
 
 
 def test_leaving_the_gateway_lets_go_of_all() -> None:

@@ -133,17 +133,22 @@ class Generation:
         when it gives up, EngineRefused when it is refused.
         """
         try:
-            while self._num_left() > 0 and not self._is_done:
-                seat = await self._next_seat()
-                num_before = len(self.sampled.ids)
-                async with contextlib.aclosing(self._part(seat)) as part:
-                    async for chunk in part:
-                        self._take(chunk, seat)
-                        yield chunk.ids
-                self._num_failures += len(self.sampled.ids) == num_before
-            self.sampled.is_length |= not self._is_done
+            async with contextlib.aclosing(self._parts()) as parts:
+                async for ids in parts:
+                    yield ids
         finally:
             self._keep_instead(None)
+
+    async def _parts(self) -> AsyncGenerator[list[int], None]:
+        while self._num_left() > 0 and not self._is_done:
+            seat = await self._next_seat()
+            num_before = len(self.sampled.ids)
+            async with contextlib.aclosing(self._part(seat)) as part:
+                async for chunk in part:
+                    self._take(chunk, seat)
+                    yield chunk.ids
+            self._num_failures += len(self.sampled.ids) == num_before
+        self.sampled.is_length |= not self._is_done
 
     def _take(self, chunk: Chunk, seat: Seat) -> None:
         """A move is told when the new engine gives something, not for each engine tried."""

@@ -265,14 +265,17 @@ class Gateway:
         self._routing.reconnect_engine(engine_id, engine)
 
     def offered_idle(self, engine_id: str, incarnation: int, refs: Iterable[KVRef]) -> list[str]:
-        """Prefixes that this life keeps of executions of which nothing runs; returns the
-        references whose sessions are here. Those are handed over where it is of use, and
-        released."""
+        """Prefixes that this life keeps of executions of which nothing runs. Those whose sessions
+        are here and go on elsewhere are handed over, and released; returns their references."""
         source = self._routing.seat_of(engine_id, incarnation)
         ours = [ref for ref in refs if ref.execution in self._open]
         if source is None:
             return []
         return [ref.ref for ref in ours if self._handoffs.hand_over_idle(ref, source)]
+
+    async def let_go(self) -> None:
+        """Release every prefix that is kept for us, while the engines can still be asked."""
+        await self._handoffs.settle()
 
     def close_door(self, engine_id: str) -> None:
         """New requests and continuations wait; what runs there goes on until it is frozen."""

@@ -8,6 +8,7 @@ asked outlives its deadline, and nothing outlives the gateway.
 """
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +17,15 @@ from typing import Self
 
 from opengyre.gateway.routing import EngineLost, Routing, Seat
 from opengyre.seams.errors import BoundaryError
-from opengyre.seams.kv import HandoffStage, KVRef, KVTaken
+from opengyre.seams.kv import HandoffStage, KVRef, KVRelease, KVTaken
 
 MAX_KEPT = 4096
+MAX_IMPORTS = 4
 RELEASE_DEADLINE_S = 5.0
 IMPORT_DEADLINE_S = 30.0
 ENGINE_LOST = "engine lost"
 NO_ANSWER = "no answer"
+UNUSED = "unused"
 _ASK_AGAIN_S = 0.2
 _MAX_REASON_CHARS = 200
 
@@ -60,6 +63,7 @@ class Kept:
         self._owner = owner
         self._to_engine = ""
         self._is_acknowledged = False
+        self._has_served = False
         self._lease_end = asyncio.get_running_loop().call_later(ref.lease_s, self.let_go)
 
     @property
@@ -86,11 +90,13 @@ class Kept:
         if self.is_over or self._is_acknowledged:
             return
         self._is_acknowledged = True
+        self._has_served = not self._turn
         self._tell(HandoffStage.ACKNOWLEDGED, taken=taken)
 
     def take_over(self) -> None:
         """That engine samples: what is kept elsewhere serves nobody."""
         if self._is_acknowledged and not self.is_over:
+            self._has_served = True
             self._tell(HandoffStage.TAKEN_OVER)
         self.let_go()
 
@@ -100,7 +106,9 @@ class Kept:
             self.ending = self._owner.end(self)
 
     def released(self, how: str) -> None:
-        self._tell(HandoffStage.RELEASED, reason=how)
+        """`how` the pin ended, or that it was for nothing."""
+        is_unused = how == KVRelease.RELEASED and not self._has_served
+        self._tell(HandoffStage.RELEASED, reason=UNUSED if is_unused else how)
 
     def _tell(self, stage: HandoffStage, *, taken: KVTaken | None = None, reason: str = "") -> None:
         ref = self.ref
@@ -130,6 +138,7 @@ class Handoffs:
         self._routing = routing
         self._kept: dict[str, Kept] = {}
         self._imports: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(MAX_IMPORTS)
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -165,23 +174,22 @@ class Handoffs:
         """Ask for the end of the pin, in the background."""
         return self._tasks.create_task(self._end(kept))
 
-    async def settle(self, execution: str) -> None:
-        """Let go of what is kept of it; returns when RELEASED was told of each."""
-        kept = [one for one in self._kept.values() if one.ref.execution == execution]
+    async def settle(self, execution: str | None = None) -> None:
+        """Let go of what is kept of it (None: of all); returns when RELEASED was told of each."""
+        kept = [one for one in self._kept.values() if execution in (None, one.ref.execution)]
         for one in kept:
             one.let_go()
         if endings := [one.ending for one in kept if one.ending is not None]:
             await asyncio.wait(endings)
 
     def hand_over_idle(self, ref: KVRef, source: Seat) -> bool:
-        """Have the engine that its execution is routed to now cache it. True: it is ours."""
-        kept = self.keep(ref, source, turn="", attempt=0)
-        if kept is None:
-            return False
+        """Have the engine that its execution is routed to now cache it, in the background. False:
+        there is none, it is not kept here."""
         seat = self._routing.open_seat(ref.execution)
-        if seat is None or kept.is_of(seat):
-            kept.let_go()
-            return True
+        if seat is None or seat.engine_id == source.engine_id:
+            return False
+        if (kept := self.keep(ref, source, turn="", attempt=0)) is None:
+            return False
         task = self._tasks.create_task(self._import(kept, seat))
         self._imports.add(task)
         task.add_done_callback(self._imports.discard)
@@ -189,36 +197,38 @@ class Handoffs:
 
     async def _import(self, kept: Kept, seat: Seat) -> None:
         try:
-            async with asyncio.timeout(IMPORT_DEADLINE_S):
-                if (ref := kept.offer(seat)) is not None:
-                    with self._routing.lease(seat) as lease:
-                        taken = await lease.wait_for(seat.engine.import_kv(ref))
-                    if not wrong_with(taken, ref):
-                        kept.acknowledge(taken)
+            async with self._room, asyncio.timeout(IMPORT_DEADLINE_S):
+                await self._import_at(kept, seat)
         except (EngineLost, BoundaryError, TimeoutError):
             return
         finally:
             kept.let_go()
 
+    async def _import_at(self, kept: Kept, seat: Seat) -> None:
+        if (ref := kept.offer(seat)) is None:
+            return
+        with self._routing.lease(seat) as lease:
+            taken = await lease.wait_for(seat.engine.import_kv(ref))
+        if not wrong_with(taken, ref):
+            kept.acknowledge(taken)
+
     async def _end(self, kept: Kept) -> None:
         try:
-            kept.released(await self._ask(kept))
+            async with asyncio.timeout(RELEASE_DEADLINE_S):
+                how = await self._ask(kept)
+        except TimeoutError:
+            how = NO_ANSWER
         finally:
             self._kept.pop(kept.ref.ref, None)
+        kept.released(how)
 
     async def _ask(self, kept: Kept) -> str:
         """How the pin ended; a connection that broke may be made again."""
         source = kept.source
-        try:
-            async with asyncio.timeout(RELEASE_DEADLINE_S):
-                while seat := self._routing.seat_of(source.engine_id, source.incarnation):
-                    try:
-                        with self._routing.lease(seat) as lease:
-                            return str(await lease.wait_for(seat.engine.release_kv(kept.ref.ref)))
-                    except (EngineLost, BoundaryError):
-                        await asyncio.sleep(_ASK_AGAIN_S)
-        except TimeoutError:
-            return NO_ANSWER
+        while seat := self._routing.seat_of(source.engine_id, source.incarnation):
+            with contextlib.suppress(EngineLost, BoundaryError), self._routing.lease(seat) as lease:
+                return str(await lease.wait_for(seat.engine.release_kv(kept.ref.ref)))
+            await asyncio.sleep(_ASK_AGAIN_S)
         return ENGINE_LOST
 
 

@@ -276,6 +276,7 @@ async def main(address: str, child: Child, *, build: BuildGateway = build_gatewa
             await child.quit.wait()
             if child.is_orphan:
                 await child.die()
+            await gateway.let_go()
             await process.close()
         await recorder.close()
         child.hang_up()
