@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from opengyre.engines.scripted import ScriptedConfig, ScriptedEngine
 from opengyre.seams.engine import Chunk, Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError
+from opengyre.seams.kv import KVRef, KVRelease
 from opengyre.transport.chunk_stream import collect
 from opengyre.transport.engine_link import (
     ENGINE_LOST,
@@ -204,5 +206,92 @@ def test_closing_a_link_leaves_no_task_and_no_descriptor(tmp_path: Path) -> None
         await asyncio.sleep(0.05)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert len(os.listdir("/proc/self/fd")) == num_open
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def keeping(address: str) -> AsyncIterator[tuple[EngineServer, ScriptedEngine]]:
+    """An engine that keeps the prefixes of idle executions."""
+    config = ScriptedConfig(name="e0#1", kv_handoff="on", kv_handoff_idle=True)
+    engine = ScriptedEngine(lambda ids, seed: [7, 8, 9], config)
+    async with asyncio.timeout(DEADLINE_S), EngineServer(engine, address) as server:
+        yield server, engine
+
+
+def test_idle_prefixes_are_kept_for_who_claims_them_and_for_nobody_else(address: str) -> None:
+    async def main() -> None:
+        offered: list[list[KVRef]] = []
+
+        def claim_first(refs: list[KVRef]) -> list[str]:
+            offered.append(refs)
+            return [refs[0].ref]
+
+        async with (
+            keeping(address) as (server, engine),
+            RemoteEngine(server.address, name="a", on_prefixes=claim_first) as one,
+            RemoteEngine(server.address, name="b", on_prefixes=lambda refs: []) as other,
+        ):
+            for number in range(3):
+                request = msgspec.structs.replace(ask(number), execution=f"e{number}")
+                assert (await collect(other.submit(request))).ids == [7, 8, 9]
+            server.close_door()
+            await server.freeze_all()
+            assert offered == []
+            await server.freeze_all(keeps_kv=True)
+            (refs,) = offered
+            assert [ref.execution for ref in refs] == ["e0", "e1", "e2"]
+            assert [len(ref.ids) for ref in refs] == [6, 6, 6]
+            assert engine.stats().num_pinned == 1
+            assert await one.release_kv(refs[0].ref) is KVRelease.RELEASED
+            assert await other.release_kv(refs[0].ref) is KVRelease.UNKNOWN
+            assert engine.stats().num_pinned == 0
+
+    asyncio.run(main())
+
+
+def test_a_prefix_travels_with_the_terminal_chunk_and_is_read_through_another_link(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        config = ScriptedConfig(name="e9#1", kv_handoff="on", tokens_per_s=500.0)
+        source = ScriptedEngine(lambda ids, seed: list(range(4000)), config)
+        async with (
+            keeping(f"unix:{tmp_path}/reader.sock") as (reads, reader),
+            EngineServer(source, f"unix:{tmp_path}/source.sock") as keeps,
+            RemoteEngine(keeps.address, name="source") as ours,
+            RemoteEngine(reads.address, name="reader") as theirs,
+        ):
+            chunks = ours.submit(ask(1))
+            first = await anext(chunks)
+            keeps.close_door()
+            await ours.freeze("r1", keeps_kv=True)
+            rest = await collect(chunks)
+            assert rest.finish is Finish.FROZEN
+            assert rest.kv is not None
+            ids = [1, 2, 3, *first.ids, *rest.ids]
+            assert rest.kv.num_tokens == len(ids)
+            request = msgspec.structs.replace(ask(2), prompt_ids=ids, kv=rest.kv)
+            told = [chunk async for chunk in theirs.submit(request)]
+            assert told[0].taken is not None
+            assert (told[0].taken.num_tokens, told[0].ids) == (len(ids), [])
+            assert reader.stats().num_imported_tokens == len(ids)
+            idle = msgspec.structs.replace(rest.kv, ids=ids, digest="of other tokens")
+            assert (await theirs.import_kv(idle)).reason == "it is of other tokens"
+            assert await ours.release_kv(rest.kv.ref) is KVRelease.RELEASED
+
+    asyncio.run(main())
+
+
+def test_a_caller_that_hangs_claims_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with keeping(f"unix:{tmp_path}/e.sock") as (server, engine):
+            await collect(engine.submit(ask(1)))
+            reader, writer = await asyncio.open_unix_connection(server.address[5:])
+            await asyncio.sleep(0.05)
+            await server.freeze_all(keeps_kv=True)
+            assert engine.stats().num_pinned == 0
+            writer.close()
+            assert await reader.read(4) != b"", "it was asked"
 
     asyncio.run(main())
