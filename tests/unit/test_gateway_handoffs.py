@@ -15,6 +15,7 @@ from opengyre.gateway.handoffs import ENGINE_LOST, Handoff, Handoffs
 from opengyre.gateway.routing import NoEngine, Routing
 from opengyre.seams.engine import Chunk, EngineCaps, Finish, GenerateRequest
 from opengyre.seams.kv import HandoffStage, KVPlace, KVRef, KVRelease, KVTaken
+from opengyre.transport.chunk_stream import ChunkReader, ChunkStream
 
 OFFERED, ACKNOWLEDGED = HandoffStage.OFFERED, HandoffStage.ACKNOWLEDGED
 TAKEN_OVER, RELEASED = HandoffStage.TAKEN_OVER, HandoffStage.RELEASED
@@ -57,7 +58,10 @@ class Teller:
         self.answers.set()
         self._scripts = list(scripts)
 
-    async def submit(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+    def submit(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        return self._chunks(request)
+
+    async def _chunks(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         self.requests.append(request)
         self.log.append("submit")
         for chunk in self._scripts.pop(0):
@@ -222,6 +226,51 @@ def test_a_reader_that_is_frozen_itself_keeps_its_own() -> None:
     ]
     assert desk.engines[2].requests[0].kv == own
     assert f"release {own.ref}" in desk.engines[1].log
+
+
+def test_a_reader_that_is_frozen_with_nothing_of_its_own_leaves_the_prefix_to_the_next() -> None:
+    async def scene(desk: Desk) -> None:
+        async def leave() -> None:
+            await until(lambda: desk.engines[1].requests)
+            desk.routing.set_routes({"e1": "c2"})
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(leave())
+            await move(desk)
+
+    scripts = moved(Chunk(taken=TAKEN), Chunk(finish=Finish.FROZEN))
+    scripts[2][0].insert(0, Chunk(taken=TAKEN))
+    desk = play(scene, *scripts)
+    assert desk.engines[2].requests[0].kv == REF
+    assert [one.stage for one in desk.told] == [
+        *(OFFERED, ACKNOWLEDGED, OFFERED, ACKNOWLEDGED, TAKEN_OVER, RELEASED),
+    ]
+
+
+class FrozenFirst(Teller):
+    """Whoever cancels here learns that the request had been frozen before."""
+
+    def submit(self, request: GenerateRequest) -> ChunkReader:
+        self.stream = ChunkStream()
+        self.stream.put([5], [-1.0], 3)
+        return ChunkReader(self.stream, on_abandon=lambda: self.log.append("abandon"))
+
+    async def cancel(self, request_id: str) -> None:
+        self.stream.put([6], [-1.0], 3)
+        self.stream.end(Finish.FROZEN, policy_version=3, kv=REF)
+
+
+def test_what_was_frozen_as_it_was_cancelled_is_released() -> None:
+    async def main() -> None:
+        desk = Desk([FrozenFirst()])
+        async with asyncio.timeout(8), desk.handoffs:
+            chunks = desk.generation().chunks()
+            assert await anext(chunks) == [5]
+            await chunks.aclose()
+        assert [(one.stage, one.reason) for one in desk.told] == [(RELEASED, "unused")]
+        assert desk.engines[0].log == [f"release {REF.ref}"]
+
+    asyncio.run(main())
 
 
 def test_a_turn_that_ends_before_anyone_took_over_lets_go() -> None:
@@ -402,6 +451,21 @@ def test_an_idle_prefix_is_imported_where_its_execution_goes_on_and_released() -
         [f"import {REF.ref}"],
         [f"release {REF.ref}"],
     )
+
+
+def test_an_idle_prefix_that_could_not_be_read_was_for_nothing() -> None:
+    async def scene(desk: Desk) -> None:
+        desk.routing.set_routes({"e1": "c1"})
+        desk.engines[1].taken = KVTaken(ref=REF.ref, num_tokens=0, reason="its lease ended")
+        source = desk.routing.seat_of("c0", 1)
+        assert source is not None
+        assert desk.handoffs.hand_over_idle(REF, source)
+        await until(lambda: len(desk.told) == 3)
+
+    desk = play(scene, [], [])
+    assert [(one.stage, one.reason) for one in desk.told] == [
+        *((OFFERED, ""), (ACKNOWLEDGED, "its lease ended"), (RELEASED, "unused")),
+    ]
 
 
 @pytest.mark.parametrize("where", ["c0", "c1"])

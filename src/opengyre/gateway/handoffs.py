@@ -90,7 +90,7 @@ class Kept:
         if self.is_over or self._is_acknowledged:
             return
         self._is_acknowledged = True
-        self._has_served = not self._turn
+        self._has_served = not self._turn and taken.num_tokens > 0
         self._tell(HandoffStage.ACKNOWLEDGED, taken=taken)
 
     def take_over(self) -> None:
