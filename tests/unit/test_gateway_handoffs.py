@@ -79,6 +79,7 @@ class Teller:
 
     async def import_kv(self, ref: KVRef) -> KVTaken:
         self.log.append(f"import {ref.ref}")
+        await self.answers.wait()
         return self.taken
 
     async def release_kv(self, ref: str) -> KVRelease:
@@ -495,3 +496,22 @@ def test_leaving_the_gateway_lets_go_of_all() -> None:
     desk = play(scene, [])
     assert sorted(desk.engines[0].log) == ["release kv0", "release kv1", "release kv2"]
     assert [one.stage for one in desk.told] == [RELEASED] * 3
+
+
+def test_at_most_four_idle_prefixes_are_imported_at_once() -> None:
+    async def scene(desk: Desk) -> None:
+        desk.routing.set_routes({"e1": "c1"})
+        source = desk.routing.seat_of("c0", 1)
+        assert source is not None
+        desk.engines[1].answers.clear()
+        for number in range(6):
+            ref = msgspec.structs.replace(REF, ref=f"kv{number}")
+            assert desk.handoffs.hand_over_idle(ref, source)
+        await until(lambda: len(desk.told) == 4)
+        await asyncio.sleep(0.01)
+        assert [one.stage for one in desk.told] == [OFFERED] * 4
+        desk.engines[1].answers.set()
+        await until(lambda: len(desk.told) == 2 * 6)
+        assert sum(one.stage is OFFERED for one in desk.told) == 6
+
+    play(scene, [], [])
