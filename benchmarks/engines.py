@@ -113,27 +113,27 @@ async def compare_speed(model: Any, batches: list[int], *, rounds: int, linked: 
         open_front(engine, linked=linked) as front,
     ):
         with open_continuous(model, running=max(batches)) as continuous:
-
-            async def one_round(prompts: Prompts) -> list[float]:
-                return [
-                    await seconds(ask(front, prompts, NEW_TOKENS)),
-                    await seconds(asyncio.to_thread(generate, model, prompts)),
-                    await seconds(asyncio.to_thread(continuous, prompts)),
-                ]
-
             for batch in batches:
-                best = [0.0, 0.0, 0.0]
-                for _ in range(rounds):
-                    prompts = random_prompts(model, batch, PROMPT_TOKENS)
-                    best = [
-                        max(before, batch * NEW_TOKENS / took_s)
-                        for before, took_s in zip(best, await one_round(prompts), strict=True)
-                    ]
-                ours, theirs, paged = best
+                made = [await one_round(front, model, continuous, batch) for _ in range(rounds)]
+                ours, theirs, paged = (
+                    batch * NEW_TOKENS / min(one) for one in zip(*made, strict=True)
+                )
                 say(
                     f"| {batch} | {ours:,.0f} | {theirs:,.0f} | {paged:,.0f} "
                     f"| {ours / theirs:.2f} | {ours / paged:.2f} |"
                 )
+
+
+async def one_round(
+    front: Any, model: Any, continuous: Callable[[Prompts], None], batch: int
+) -> list[float]:
+    """Seconds of the engine, of `generate` and of continuous batching."""
+    prompts = random_prompts(model, batch, PROMPT_TOKENS)
+    return [
+        await seconds(ask(front, prompts, NEW_TOKENS)),
+        await seconds(asyncio.to_thread(generate, model, prompts)),
+        await seconds(asyncio.to_thread(continuous, prompts)),
+    ]
 
 
 @asynccontextmanager
@@ -155,23 +155,27 @@ async def compare_turns(model: Any) -> None:
     figures = []
     for is_reused in (True, False):
         async with open_engine(model, running=2, context_tokens=LONG_CONTEXT_TOKENS) as engine:
-            torch.manual_seed(1)
-            prompt = random_prompts(model, 1, FIRST_TURN_TOKENS)[0]
-            took_s = 0.0
-            for _ in range(NUM_TURNS):
-                started_s = time.perf_counter()
-                [answer] = await ask(engine, [prompt], ANSWER_TOKENS)
-                took_s += time.perf_counter() - started_s
-                prompt = prompt + answer + random_prompts(model, 1, TURN_TOKENS)[0]
-                if not is_reused:
-                    await engine.release()
-                    await engine.restore()
-                    await engine.resume()
-            num_tokens = engine.stats().num_prefill_tokens
-            figures.append((took_s, num_tokens))
-            name = "with its prefix cached" if is_reused else "with an empty cache each turn"
-            say(f"| {name} | {took_s:.2f} | {num_tokens:,} |")
+            took_s = await run_turns(engine, model, is_reused=is_reused)
+            figures.append((took_s, engine.stats().num_prefill_tokens))
+        name = "with its prefix cached" if is_reused else "with an empty cache each turn"
+        say(row_of(name, figures[-1]))
     say(ratio_row(figures))
+
+
+async def run_turns(engine: Any, model: Any, *, is_reused: bool) -> float:
+    """Seconds that the turns took, without what it takes to empty the cache."""
+    torch.manual_seed(1)
+    prompt, took_s = random_prompts(model, 1, FIRST_TURN_TOKENS)[0], 0.0
+    for _ in range(NUM_TURNS):
+        started_s = time.perf_counter()
+        [answer] = await ask(engine, [prompt], ANSWER_TOKENS)
+        took_s += time.perf_counter() - started_s
+        prompt = prompt + answer + random_prompts(model, 1, TURN_TOKENS)[0]
+        if not is_reused:
+            await engine.release()
+            await engine.restore()
+            await engine.resume()
+    return took_s
 
 
 async def compare_group(model: Any) -> None:
@@ -179,21 +183,19 @@ async def compare_group(model: Any) -> None:
     say(f"| {what} | seconds | prefilled tokens |\n|---|---|---|")
     figures = []
     for is_shared in (True, False):
+        prompts = random_prompts(model, GROUP_SIZE, GROUP_PROMPT_TOKENS)
+        prompts = [prompts[0]] * GROUP_SIZE if is_shared else prompts
         async with open_engine(
             model, running=GROUP_SIZE, context_tokens=LONG_CONTEXT_TOKENS
         ) as engine:
-            prompts = random_prompts(model, GROUP_SIZE, GROUP_PROMPT_TOKENS)
-            prompts = [prompts[0]] * GROUP_SIZE if is_shared else prompts
-            started_s = time.perf_counter()
-            await ask(engine, prompts, GROUP_NEW_TOKENS)
-            took_s, num_tokens = (
-                time.perf_counter() - started_s,
-                engine.stats().num_prefill_tokens,
-            )
-            figures.append((took_s, num_tokens))
-            name = "siblings: one prompt" if is_shared else "prompts of their own"
-            say(f"| {name} | {took_s:.2f} | {num_tokens:,} |")
+            took_s = await seconds(ask(engine, prompts, GROUP_NEW_TOKENS))
+            figures.append((took_s, engine.stats().num_prefill_tokens))
+        say(row_of("siblings: one prompt" if is_shared else "prompts of their own", figures[-1]))
     say(ratio_row(figures))
+
+
+def row_of(name: str, figures: tuple[float, int]) -> str:
+    return f"| {name} | {figures[0]:.2f} | {figures[1]:,} |"
 
 
 def ratio_row(figures: list[tuple[float, int]]) -> str:

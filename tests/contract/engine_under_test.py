@@ -171,15 +171,12 @@ def tiny_model(family: str, *, is_tied: bool, seed: int, positions: int = 128) -
     }
     if family == "mistral":
         sizes["sliding_window"] = None
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
         model = make_model(make_config(**sizes))
-        with torch.no_grad():
-            for weight in model.parameters():
-                if weight.ndim == 2:
-                    weight.mul_(8)
-                else:
-                    weight.add_(torch.randn_like(weight), alpha=0.3)
+        for weight in model.parameters():
+            drawn = 7 * weight if weight.ndim == 2 else 0.3 * torch.randn_like(weight)
+            weight.add_(drawn)
     return model.eval()
 
 

@@ -383,7 +383,9 @@ def test_release_gives_kv_memory_back_to_the_system() -> None:
         await asyncio.gather(*(collect(engine.submit(one)) for one in asked))
         gc.collect()
         num_bytes, before = engine.stats().kv_used_bytes, _resident_bytes()
+        assert num_bytes <= engine.stats().kv_capacity_bytes == 64 * 128 * 8 * 2 * 8 * 64 * 4
         await engine.release()
+        assert engine.stats().kv_capacity_bytes == engine.stats().kv_used_bytes == 0
         assert num_bytes > 30 * 2**20
         assert before - _resident_bytes() > 0.7 * num_bytes
 
