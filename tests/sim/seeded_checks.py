@@ -35,6 +35,7 @@ from opengyre.views.check_control import (
     TrainingPrefix,
     Waterlevel,
 )
+from opengyre.views.check_handoffs import HandoffChecks
 from opengyre.views.check_steps import ExactlyOnce
 from opengyre.views.check_tokens import TokenChecks
 from opengyre.views.check_verdicts import VerdictChecks
@@ -48,7 +49,8 @@ Wrong = Callable[[str], None]
 
 
 class RowChecks:
-    """P1 to P4 and P8 after every row; P5, P10 to P12 and what was told of turns at the end."""
+    """P1 to P4 and P8 after every row; P5, P6, P10 to P12, P16 of prefixes
+    and what was told of turns at the end."""
 
     def __init__(self, wrong: Wrong) -> None:
         self._wrong = wrong
@@ -60,6 +62,7 @@ class RowChecks:
         self._boundaries = Boundaries()
         self._steps = ExactlyOnce()
         self._outcomes = OneOutcome()
+        self._handoffs = HandoffChecks()
         self._each_row: list[RowCheck] = [
             Waterlevel(self._boundaries),
             Coverage(self._boundaries),
@@ -79,6 +82,7 @@ class RowChecks:
         state = self._fold.state
         self._outcomes.see(row, state)
         self._steps.see(row, state)
+        self._handoffs.see(row, state)
         for check in self._each_row:
             check.see(row, state)
             self._judge(check.finish(state))
@@ -92,6 +96,8 @@ class RowChecks:
         if is_whole:
             self._judge(self._outcomes.finish(state))
             self._judge(self._steps.finish(state))
+            for result in self._handoffs.finish(state):
+                self._judge(result)
             self._all_told(tokens)
             self._check_tokens(SegmentReader(tokens), state)
         result = replay(self.rows, _scheduler)
