@@ -117,6 +117,21 @@ def test_prompts_longer_than_a_step_are_computed_in_chunks_beside_decodes() -> N
     play(scene, step_tokens=16)
 
 
+@pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}], ids=str)
+def test_a_distribution_cut_to_its_likeliest_token_is_greedy_and_certain(
+    cut: dict[str, float],
+) -> None:
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        greedy = await collect(engine.submit(request(1, prompt_of(12), 10, temperature=0.0)))
+        made = await collect(engine.submit(request(2, prompt_of(12), 10, seed=3, **cut)))
+        assert made.ids == greedy.ids
+        assert made.logprobs == pytest.approx([0.0] * 10, abs=1e-6)
+        free = await collect(engine.submit(request(3, prompt_of(12), 10, seed=3)))
+        assert free.ids != greedy.ids
+
+    play(scene)
+
+
 def test_a_short_prompt_behind_a_long_one_has_its_first_token_soon_and_decodes_go_on() -> None:
     """What decodes makes a token in each step, so its tokens count the steps."""
 
