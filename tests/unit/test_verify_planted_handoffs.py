@@ -110,7 +110,7 @@ def test_what_breaks_the_promises_of_a_handoff_is_found(
 def test_a_handoff_is_counted_in_words(run: Planting) -> None:
     results = run.results()
     assert (results["P6"].num_checked, results["P16"].num_checked) == (1, 1)
-    told = "1 handed over, 0 recomputed, 0 idle, 0 not wanted; 5 tokens in 500 bytes were read"
+    told = "1 handed over, 0 recomputed, 0 idle, 0 not wanted; 5 tokens cached, 500 bytes read"
     assert results["P16"].notes == (told,)
 
 

@@ -50,8 +50,8 @@ def test_each_prefix_counts_once_by_what_became_of_it() -> None:
         told("kv6", OFFERED, ACKNOWLEDGED, RELEASED, turn=""),
         told("kv7", OFFERED, RELEASED, turn="", at="c2"),
     )
-    row = {"idle": 1, "not wanted": 1, "tokens read": 320, "MiB read": 0.31, "read s": 2.0}
-    nothing = {"idle": 0, "not wanted": 1, "tokens read": 0, "MiB read": 0.0, "read s": 0.0}
+    row = {"idle": 1, "not wanted": 1, "tokens cached": 320, "MiB read": 0.31, "read s": 2.0}
+    nothing = {"idle": 0, "not wanted": 1, "tokens cached": 0, "MiB read": 0.0, "read s": 0.0}
     assert handoff_cells(state) == [
         {"kept by": "c1", "handed over": 2, "recomputed": 2, **row},
         {"kept by": "c2", "handed over": 0, "recomputed": 0, **nothing},
@@ -61,7 +61,7 @@ def test_each_prefix_counts_once_by_what_became_of_it() -> None:
         "recomputed": 2,
         "idle": 1,
         "not_wanted": 2,
-        "read_tokens": 320,
+        "cached_tokens": 320,
         "read_bytes": 320 * 1024,
     }
 

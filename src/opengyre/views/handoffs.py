@@ -18,7 +18,8 @@ _MIB = 2**20
 class HandoffCounts:
     """Of references: `num_handed_over` were read and taken over by a turn, `num_recomputed` were
     offered to one and not, `num_idle` were cached where the next turn will be; the others served
-    nobody. Tokens and bytes are what was read of all of them."""
+    nobody. `num_tokens` are cached by their readers now, for which `num_bytes` were read, none
+    where they were there already."""
 
     num_handed_over: int = 0
     num_recomputed: int = 0
@@ -60,7 +61,7 @@ def handoff_words(state: RunState) -> list[str]:
     counts = counts_of(state.handoffs.values())
     told = f"{counts.num_handed_over} handed over, {counts.num_recomputed} recomputed"
     idle = f"{counts.num_idle} idle, {counts.num_others} not wanted"
-    read = f"{counts.num_tokens} tokens in {counts.num_bytes} bytes were read"
+    read = f"{counts.num_tokens} tokens cached, {counts.num_bytes} bytes read"
     return [f"{told}, {idle}; {read}"]
 
 
@@ -79,7 +80,7 @@ def _row(engine: str, counts: HandoffCounts) -> dict[str, Any]:
         "recomputed": counts.num_recomputed,
         "idle": counts.num_idle,
         "not wanted": counts.num_others,
-        "tokens read": counts.num_tokens,
+        "tokens cached": counts.num_tokens,
         "MiB read": round(counts.num_bytes / _MIB, 2),
         "read s": round(counts.read_s, 3),
     }

@@ -76,7 +76,7 @@ def _handoffs(state: RunState) -> dict[str, int]:
         "recomputed": counts.num_recomputed,
         "idle": counts.num_idle,
         "not_wanted": counts.num_others,
-        "read_tokens": counts.num_tokens,
+        "cached_tokens": counts.num_tokens,
         "read_bytes": counts.num_bytes,
     }
 
