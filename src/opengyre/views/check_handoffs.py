@@ -24,6 +24,7 @@ class _Ref:
     first: seen.Handoff
     offered_to: str = ""
     is_acknowledged: bool = False
+    num_read_tokens: int = 0
     is_taken_over: bool = False
     is_released: bool = False
     was_offered: bool = False
@@ -140,7 +141,7 @@ class HandoffChecks:
     def _acknowledge(self, ref: _Ref, told: seen.Handoff) -> str | None:
         if not ref.is_open or told.to_engine != ref.offered_to:
             return f"{told.to_engine} was not offered it"
-        ref.is_acknowledged = True
+        ref.is_acknowledged, ref.num_read_tokens = True, told.num_tokens
         if not 0 <= told.num_tokens <= ref.first.num_tokens:
             return f"{told.num_tokens} of {ref.first.num_tokens} tokens"
         if told.num_tokens > 0:
@@ -162,7 +163,8 @@ class HandoffChecks:
             return f"{told.to_engine} did not acknowledge it"
         ref.is_taken_over = True
         moved = self._moved.get((told.turn, told.attempt))
-        if moved is not None and moved.to_engine == told.to_engine:
+        is_moved_there = moved is not None and moved.to_engine == told.to_engine
+        if moved is not None and is_moved_there and ref.num_read_tokens > 0:
             self._taken_over.append(
                 _TakenOver(
                     ref=told.ref,
