@@ -22,6 +22,7 @@ class Relay:
     num_passed_bytes: int = 0
     held: asyncio.Event = field(default_factory=asyncio.Event)
     going: asyncio.Event = field(default_factory=asyncio.Event)
+    reader_gone: asyncio.Event = field(default_factory=asyncio.Event)
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
     address: str = ""
 
@@ -43,11 +44,21 @@ class Relay:
         self.writers += [writer, far_writer]
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_pipe(reader, far_writer))
+                group.create_task(self._pipe_asked(reader, far_writer))
                 group.create_task(self._pipe_held(far_reader, writer))
         finally:
             for one in (writer, far_writer):
                 one.transport.abort()
+
+    async def _pipe_asked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the reader hangs up."""
+        try:
+            while piece := await reader.read(PIECE_BYTES):
+                writer.write(piece)
+                await writer.drain()
+        except (ConnectionError, OSError):
+            writer.transport.abort()
+        self.reader_gone.set()
 
     async def _pipe_held(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -64,15 +75,6 @@ class Relay:
             writer.close()
         except (ConnectionError, OSError):
             writer.close()
-
-
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while piece := await reader.read(PIECE_BYTES):
-            writer.write(piece)
-            await writer.drain()
-    except (ConnectionError, OSError):
-        return
 
 
 @asynccontextmanager

@@ -89,10 +89,10 @@ def test_a_request_that_ends_inside_its_import_leaves_nothing(tcp: Kind, how: st
                 made = await asyncio.wait_for(hear(stream), 10)
                 wanted = Finish.CANCELLED if how == "cancel" else Finish.FROZEN
                 assert (made.finish, made.ids) == (wanted, [])
+            await asyncio.wait_for(relay.reader_gone.wait(), 5)
             await until(lambda: not destination.stats().num_running, what="none running")
             await assert_serves_all_slots(destination, tcp)
-        kept = destination.stats().num_pinned
-        assert kept == 0
+        assert destination.stats().num_pinned == 0
         await nothing_left(destination)
         assert source.stats().num_pinned == 1
         assert await source.release_kv(first.ref.ref) is KVRelease.RELEASED
