@@ -319,9 +319,12 @@ def test_memory_is_with_the_system_again_after_each_switch(
         assert report.after.resident_bytes < most_bytes
 
 
-def test_the_second_cycle_ends_with_no_more_than_the_first(reports: Reports) -> None:
-    """As trainer and as engine; the first one brought the code of training into memory."""
+def test_the_second_cycle_ends_with_no_more_than_the_first(
+    reports: Reports, cell: tuple[int, int]
+) -> None:
+    """As trainer and as engine; the first one brought the code of training into memory. What each
+    process's allocator keeps varies, by less than a quarter of the KV that was used."""
     first, second = reports[1], reports[3]
     for was, now in ((first.before, second.before), (first.after, second.after)):
-        assert now.resident_bytes < was.resident_bytes + SLACK_BYTES
+        assert now.resident_bytes < was.resident_bytes + cell[1] * SLACK_BYTES
         assert msgspec.structs.replace(now, **UNEQUAL) == msgspec.structs.replace(was, **UNEQUAL)
