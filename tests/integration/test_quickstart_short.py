@@ -23,9 +23,9 @@ pytestmark = pytest.mark.timeout(300)
 
 
 async def slow_core(run: Run) -> None:
-    """Stop the core's process until it is about to leave rollout, so that it has live requests
-    then, whatever the speed of the machine."""
-    await until(lambda: run.told.num_sampled_tokens > 0)
+    """Stop the core's process, once it has executions, until it is about to leave rollout, so that
+    it has live requests then, whatever the speed of the machine."""
+    await until(lambda: run.told.num_sampled_tokens > 0 and _num_at_core(run) > 0)
     pid = run.processes.pid("c0")
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -34,12 +34,18 @@ async def slow_core(run: Run) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+def _num_at_core(run: Run) -> int:
+    engines = run.scheduler.snapshot().engines
+    return next(one.num_used for one in engines if one.engine == "c0")
+
+
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Driven:
     folder = tmp_path_factory.mktemp("quickstart")
     train = make_tasks(folder / "train", seed=21, num=8)
     held_out = make_tasks(folder / "eval", seed=22, num=4)
-    sets = (f'eval.path="{held_out}"', *SHORT)
+    as_large_as_a_cell = "topology.slots_per_standalone=12"
+    sets = (f'eval.path="{held_out}"', *SHORT, as_large_as_a_cell)
     return drive(folder, train, *sets, watch=slow_core, config=QUICKSTART, deadline_s=240)
 
 
