@@ -165,10 +165,17 @@ class ScriptedEngine:
             num_generated_tokens=self._desk.num_generated_tokens,
             num_prefill_tokens=self._num_prefill_tokens,
             failure=self._desk.failure,
+            kv_capacity_bytes=self._capacity_bytes(),
             num_pinned=len(self._leases),
             num_imported_tokens=self._num_imported_tokens,
             num_reused_tokens=self._num_reused_tokens,
         )
+
+    def _capacity_bytes(self) -> int:
+        if self._is_released:
+            return 0
+        num_tokens = self._config.max_running * self._config.context_tokens
+        return num_tokens * self._config.kv_bytes_per_token
 
     def caps(self) -> EngineCaps:
         return EngineCaps(

@@ -58,7 +58,7 @@ class KVTaken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVRelease(StrEnum):
-    """How a pin ended. UNKNOWN: it had ended before, or never was."""
+    """How a pin ended. UNKNOWN: that was told before, or there never was one."""
 
     RELEASED = "released"
     LEASE_ENDED = "lease ended"
