@@ -1,6 +1,5 @@
 """A run whose cells leave while their requests are live: what moves takes its prefix along."""
 
-
 import pytest
 from run_rig import Driven, drive, make_trails
 from typer.testing import CliRunner
