@@ -3,6 +3,7 @@
 It asserts the mechanism, never the reward.
 """
 
+import asyncio
 import os
 import signal
 
@@ -20,23 +21,25 @@ from opengyre.views.summary import summarise
 from opengyre.views.verify import verify_run
 
 pytestmark = pytest.mark.timeout(300)
+FROZEN_AFTER_S = 0.3
 
 
-async def slow_core(run: Run) -> None:
-    """Stop the core's process, once it has executions, until it is about to leave rollout, so that
-    it has live requests then, whatever the speed of the machine."""
-    await until(lambda: run.told.num_sampled_tokens > 0 and _num_at_core(run) > 0)
-    pid = run.processes.pid("c0")
+async def slow_satellite(run: Run) -> None:
+    """Stop the first satellite's process, once it has executions, until it has been told to freeze,
+    so that it has live requests then, whatever the speed of the machine."""
+    await until(lambda: run.told.num_sampled_tokens > 0 and _num_executions(run, "c1") > 0)
+    pid = run.processes.pid("c1")
     os.kill(pid, signal.SIGSTOP)
     try:
-        await until(lambda: run.scheduler.snapshot().role_by_cell[0] is CellRole.LEAVING)
+        await until(lambda: run.scheduler.snapshot().role_by_cell[1] is CellRole.LEAVING)
+        await asyncio.sleep(FROZEN_AFTER_S)
     finally:
         os.kill(pid, signal.SIGCONT)
 
 
-def _num_at_core(run: Run) -> int:
+def _num_executions(run: Run, engine: str) -> int:
     engines = run.scheduler.snapshot().engines
-    return next(one.num_used for one in engines if one.engine == "c0")
+    return next(one.num_used for one in engines if one.engine == engine)
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +47,8 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Driven:
     folder = tmp_path_factory.mktemp("quickstart")
     train = make_tasks(folder / "train", seed=21, num=8)
     held_out = make_tasks(folder / "eval", seed=22, num=4)
-    as_large_as_a_cell = "topology.slots_per_standalone=12"
-    sets = (f'eval.path="{held_out}"', *SHORT, as_large_as_a_cell)
-    return drive(folder, train, *sets, watch=slow_core, config=QUICKSTART, deadline_s=240)
+    sets = (f'eval.path="{held_out}"', *SHORT)
+    return drive(folder, train, *sets, watch=slow_satellite, config=QUICKSTART, deadline_s=240)
 
 
 def test_the_run_makes_four_steps_and_evaluates_before_and_after(short: Driven) -> None:

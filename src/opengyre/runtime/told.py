@@ -15,6 +15,7 @@ from opengyre.runtime.gateways import Gateways
 from opengyre.runtime.steps import Steps
 from opengyre.seams.errors import BoundaryError
 from opengyre.store.observations import AnyObservation, Continued, Handoff, TurnRecorded
+from opengyre.transport.engine_link import DOOR_IS_CLOSED
 
 
 class Told:
@@ -82,7 +83,8 @@ class Told:
 
 
 def _why(message: m.ContinuedTold) -> str:
-    """A request frozen and continued at the same engine met a publication; elsewhere, a move."""
-    if message.reason != "frozen":
+    """A request frozen (or come too late) and continued at the same engine met a publication;
+    elsewhere, a move."""
+    if message.reason not in ("frozen", DOOR_IS_CLOSED):
         return "engine_lost"
     return "publication" if message.from_engine == message.to_engine else "move"

@@ -23,6 +23,7 @@ from opengyre.transport.chunk_stream import ChunkReader, ChunkStream
 from opengyre.transport.framed import Peer, Wire, connect, serve
 
 ENGINE_LOST = "engine lost"
+DOOR_IS_CLOSED = "door is closed"
 CALL_DEADLINE_S = 150.0
 OFFER_DEADLINE_S = 2.0
 
@@ -191,7 +192,7 @@ class _Connection:
         request_id = request.request_id
         if not self._server.is_door_open:
             version = self._engine.stats().version
-            terminal = Chunk(policy_version=version, finish=Finish.FROZEN, reason="door is closed")
+            terminal = Chunk(policy_version=version, finish=Finish.FROZEN, reason=DOOR_IS_CLOSED)
             self._tell(request_id, terminal)
         elif request_id in self._pumps:
             reason = f"request {request_id} is already here"
