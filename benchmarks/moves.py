@@ -135,9 +135,10 @@ class Site:
         )
         self._peer = peer
 
-    def _take_offered(self, refs: list[KVRef]) -> None:
+    def _take_offered(self, refs: list[KVRef]) -> list[str]:
         for ref in refs:
             self.offered.put_nowait(ref)
+        return [ref.ref for ref in refs]
 
     async def call(self, message: m.Message) -> Any:
         return await self._peer.call(message, timeout_s=DEADLINE_S)

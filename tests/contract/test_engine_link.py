@@ -250,6 +250,23 @@ def test_idle_prefixes_are_kept_for_who_claims_them_and_for_nobody_else(address:
     asyncio.run(main())
 
 
+def test_an_engine_whose_door_is_shut_takes_no_idle_prefix_in(address: str) -> None:
+    async def main() -> None:
+        async with (
+            keeping(address) as (server, engine),
+            RemoteEngine(server.address, name="e") as front,
+        ):
+            assert (await collect(front.submit(ask(1)))).ids == [7, 8, 9]
+            (ref,) = await engine.export_kv()
+            server.close_door()
+            shut = await front.import_kv(ref)
+            assert (shut.num_tokens, shut.reason) == (0, "door is closed")
+            server.open_door()
+            assert (await front.import_kv(ref)).num_tokens == ref.num_tokens
+
+    asyncio.run(main())
+
+
 def test_a_prefix_travels_with_the_terminal_chunk_and_is_read_through_another_link(
     tmp_path: Path,
 ) -> None:

@@ -15,17 +15,18 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture(scope="module")
 def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """Slow tokens, and steps of about a second: turns are live when a cell leaves."""
+    """Slow tokens, steps of about a second, four bursts: turns are live when cells leave, and
+    some executions are in a tool call."""
     folder = tmp_path_factory.mktemp("handoffs")
     return drive(
         folder,
         make_trails(folder / "trails", 8),
         "training.emulated_tokens_per_s=400",
         "training.micro_step_tokens=560",
-        "engine.scripted.tokens_per_s=25",
+        "engine.scripted.tokens_per_s=15",
         'engine.kv_handoff="on"',
         "engine.kv_handoff_idle=true",
-        "run.num_steps=4",
+        "run.num_steps=8",
     )
 
 

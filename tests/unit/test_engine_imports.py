@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -135,6 +136,22 @@ def test_new_weights_between_expecting_and_reading_are_noticed() -> None:
         said, _ = pair.taken(version=8)
         assert said.num_tokens == 0
         assert "of version 7, here is 8" in said.reason
+
+    play(story())
+
+
+def test_ranges_that_are_not_those_of_this_pool_are_computed() -> None:
+    async def story() -> None:
+        pair = Pair("on")
+        place = pair.pin.place
+        forged = msgspec.structs.replace(
+            place, num_ranges=1, range_bytes=place.num_ranges * place.range_bytes
+        )
+        ref = msgspec.structs.replace(pair.ref(), place=forged)
+        pair.live = Live(msgspec.structs.replace(pair.live.request, kv=ref))
+        said, _ = pair.taken()
+        assert said.num_tokens == 0
+        assert "1 ranges of" in said.reason
 
     play(story())
 

@@ -58,6 +58,12 @@ def taken_over_without_an_acknowledgement(run: Planting) -> None:
     run.drop(stage(run, HandoffStage.ACKNOWLEDGED))
 
 
+def an_idle_prefix_taken_over(run: Planting) -> None:
+    for place, _ in enumerate(run.rows):
+        if isinstance(run.rows[place].value, seen.Handoff):
+            run.change(place, turn="")
+
+
 def taken_over_twice(run: Planting) -> None:
     place = stage(run, HandoffStage.TAKEN_OVER)
     run.insert(place, run.rows[place].value)
@@ -89,6 +95,7 @@ PLANTED: tuple[tuple[Callable[[Planting], None], str, str], ...] = (
     (acknowledged_by_another_engine, "P16", "acknowledged: c1 was not offered it"),
     (acknowledged_more_than_there_was, "P16", "acknowledged: 6 of 5 tokens"),
     (taken_over_without_an_acknowledgement, "P16", "taken_over: s0 did not acknowledge it"),
+    (an_idle_prefix_taken_over, "P16", "taken_over: an idle prefix has no turn that could"),
     (taken_over_twice, "P16", "taken_over: it was taken over before"),
     (one_reference_for_two_turns, "P16", "its turn was e000002.t0, is e000001.t1"),
     (read_while_another_version_was_loaded, "P6", "of version 0 while it loaded [1]"),

@@ -71,14 +71,11 @@ class CellProcess:
                 return await self._train(message, self._backend)
 
     async def _freeze(self, *, keeps_kv: bool) -> m.Frozen:
-        link, engine = self._parts.link, self._parts.engine
+        link = self._parts.link
         link.close_door()
-        stats = engine.stats()
+        stats = self._parts.engine.stats()
         await link.freeze_all(keeps_kv=keeps_kv)
-        return m.Frozen(
-            num_requests=stats.num_running + stats.num_waiting,
-            num_pinned=engine.stats().num_pinned,
-        )
+        return m.Frozen(num_requests=stats.num_running + stats.num_waiting)
 
     @property
     def _backend(self) -> CellBackend:

@@ -80,11 +80,9 @@ class FreezeAll(Message, frozen=True, kw_only=True):
 
 
 class Frozen(Message, frozen=True, kw_only=True):
-    """Writing has stopped for the `num_requests` that ran or waited; `num_pinned` prefixes are
-    kept for other engines."""
+    """Writing has stopped for the `num_requests` that ran or waited."""
 
     num_requests: int
-    num_pinned: int = 0
 
 
 class AdmitRequests(Message, frozen=True, kw_only=True):

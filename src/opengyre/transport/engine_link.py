@@ -27,8 +27,8 @@ DOOR_IS_CLOSED = "door is closed"
 CALL_DEADLINE_S = 150.0
 OFFER_DEADLINE_S = 2.0
 
-OnPrefixes = Callable[[list[KVRef]], Collection[str] | None]
-"""Idle prefixes of an engine; returns the references it will release (None: each of them)."""
+OnPrefixes = Callable[[list[KVRef]], Collection[str]]
+"""Idle prefixes of an engine; returns the references it will release."""
 
 
 class LinkMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -169,7 +169,7 @@ class _Connection:
                 await self._engine.freeze(request_id, keeps_kv=keeps_kv)
                 await self.settle([request_id])
             case ImportKV(ref=ref):
-                return TakenTold(taken=await self._engine.import_kv(ref))
+                return TakenTold(taken=await self._import(ref))
             case ReleaseKV(ref=name):
                 return ReleaseTold(release=await self._engine.release_kv(name))
             case Cancel(request_id=request_id):
@@ -186,6 +186,12 @@ class _Connection:
                 what = f"unexpected {type(message).__name__}"
                 raise BoundaryError("engine link", what, retryable=False)
         return None
+
+    async def _import(self, ref: KVRef) -> KVTaken:
+        """An engine that is about to leave takes nothing in."""
+        if not self._server.is_door_open:
+            return KVTaken(ref=ref.ref, num_tokens=0, reason=DOOR_IS_CLOSED)
+        return await self._engine.import_kv(ref)
 
     def _submit(self, request: GenerateRequest) -> None:
         assert self._tasks is not None, "served before run"
@@ -418,10 +424,7 @@ class RemoteEngine:
         return None
 
     def _claimed(self, refs: list[KVRef]) -> list[str]:
-        claimed: Collection[str] | None = ()
-        if self._on_prefixes is not None:
-            claimed = self._on_prefixes(refs)
-        return [ref.ref for ref in refs] if claimed is None else list(claimed)
+        return [] if self._on_prefixes is None else list(self._on_prefixes(refs))
 
     def _take(self, request_id: str, chunk: Chunk) -> None:
         stream = self._streams.get(request_id)

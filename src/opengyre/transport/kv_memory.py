@@ -45,10 +45,6 @@ class KVMemory:
         self._mapped[:_HEAD_BYTES] = _MAGIC + self._token
         self.view: Bytes | None = np.frombuffer(self._mapped, np.uint8, num_bytes, head_bytes)
 
-    @property
-    def num_pins(self) -> int:
-        return len(self._slots)
-
     def pin(self, slot: int, ranges: Sequence[tuple[int, int]]) -> KVPlace:
         """`ranges` are (offset, num_bytes) in the view, of equal size. One pin for each slot."""
         key = secrets.token_bytes(_KEY_BYTES)

@@ -159,6 +159,8 @@ class HandoffChecks:
     def _take_over(self, ref: _Ref, told: seen.Handoff) -> str | None:
         if ref.is_taken_over:
             return "it was taken over before"
+        if not told.turn:
+            return "an idle prefix has no turn that could"
         if not ref.is_acknowledged or told.to_engine != ref.offered_to:
             return f"{told.to_engine} did not acknowledge it"
         ref.is_taken_over = True

@@ -21,6 +21,7 @@ from opengyre.transport.kv import KVReading, open_reading
 
 STEP_BYTES = 64 * 2**20
 MIN_PREFILL_TOKENS = 32
+HERE_ALREADY = "it is cached here already"
 _WEIGHT_OF_NEW = 0.3
 
 
@@ -105,23 +106,19 @@ class Imports:
         started_s = time.perf_counter()
         slot = self._table.slot_of(live)
         assert slot is not None, "read without a slot"
-        num_before = one.num_done
+        num_ranges, num_before = ref.place.num_ranges, one.num_done
+        num_now = max(1, max_bytes // ref.place.range_bytes)
         try:
-            for number in range(num_before, ref.place.num_ranges):
-                if (
-                    number > num_before
-                    and (number - num_before) * ref.place.range_bytes > max_bytes
-                ):
-                    break
+            for number in range(num_before, min(num_before + num_now, num_ranges)):
                 self._pool.fill(number, slot, ref.num_tokens, _range_of(reading, number))
                 one.num_done += 1
-            if one.num_done == ref.place.num_ranges:
+            if one.num_done == num_ranges:
                 reading.check()
         except BoundaryError as error:
             one.reason = error.reason
             self._give_back(live, slot)
         one.read_s += time.perf_counter() - started_s
-        is_over = one.reason or one.num_done == ref.place.num_ranges
+        is_over = one.reason or one.num_done == num_ranges
         num_bytes = (one.num_done - num_before) * ref.place.range_bytes
         return (self._arrived(one, live) if is_over else None), num_bytes
 
@@ -132,8 +129,9 @@ class Imports:
         if reason:
             return reason
         place, pool = ref.place, self._pool
-        if place.num_bytes != ref.num_tokens * pool.bytes_per_token:
-            return f"its place has {place.num_bytes} bytes for {ref.num_tokens} tokens"
+        if (place.num_ranges, place.range_bytes) != pool.ranges_of(ref.num_tokens):
+            ranges = f"{place.num_ranges} ranges of {place.range_bytes} bytes"
+            return f"its place has {ranges} for {ref.num_tokens} tokens"
         return self._why_compute(ref) if self._mode == "auto" else ""
 
     def _why_compute(self, ref: KVRef) -> str:
@@ -192,9 +190,6 @@ class Imports:
             read_s=one.read_s,
             reason=one.reason,
         )
-
-
-HERE_ALREADY = "it is cached here already"
 
 
 def _range_of(reading: KVReading, number: int) -> Callable[..., None]:

@@ -74,6 +74,10 @@ class KVPool:
             return 0
         return self.shape.num_slots * self.shape.context_tokens * self.bytes_per_token
 
+    def ranges_of(self, num_tokens: int) -> tuple[int, int]:
+        """How many ranges the first `num_tokens` of a slot are, and the bytes of each."""
+        return self._num_ranges, num_tokens * self._row_bytes
+
     @property
     def _row_bytes(self) -> int:
         return self.shape.num_kv_heads * self.shape.head_dim * self._dtype.itemsize
