@@ -1,7 +1,8 @@
 """A run whose cells leave while their requests are live: what moves takes its prefix along."""
 
 import pytest
-from run_rig import Driven, drive, make_trails
+from quickstart_rig import make_tasks
+from run_rig import Driven, drive
 from typer.testing import CliRunner
 
 from opengyre.cli.main import app
@@ -16,11 +17,11 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture(scope="module")
 def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
     """Slow tokens, steps of about a second, four bursts: turns are live when cells leave, and
-    some executions are in a tool call."""
+    executions that wait for a background job are in a tool call."""
     folder = tmp_path_factory.mktemp("handoffs")
     return drive(
         folder,
-        make_trails(folder / "trails", 8),
+        make_tasks(folder / "tasks", seed=5, num=8),
         "training.emulated_tokens_per_s=400",
         "training.micro_step_tokens=560",
         "engine.scripted.tokens_per_s=15",
