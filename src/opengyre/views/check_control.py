@@ -185,7 +185,8 @@ class Coverage:
             closing = [one for one in row.value.commands if isinstance(one, c.CloseDoor)]
             if closing:
                 self._check_begin(row, state, [state.engine(one.engine).cell for one in closing])
-        if any(_changes_role(state, one) for one in state.cells(Role.LEAVING, Role.TRAINING)):
+        away = set(state.cells(Role.LEAVING, Role.TRAINING)) - self._turning
+        if any(_changes_role(state, one) for one in away):
             self._check_cover(row, state)
 
     def finish(self, state: RunState) -> CheckResult:
