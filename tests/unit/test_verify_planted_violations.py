@@ -94,6 +94,11 @@ def leaves_uncovered(run: Planting) -> None:
     )
 
 
+def dispatch_while_a_cell_trains(run: Planting) -> None:
+    kind, fields = dispatch(0, 50)
+    run.insert_plan(run.command(c.EnterTraining, cell=0) + 1, kind, **fields)
+
+
 def leaves_while_another_moves(run: Planting) -> None:
     first = run.command(c.CloseDoor, engine=C0)
     run.insert_plan(first + 2, c.CloseDoor, engine=C1)
@@ -215,6 +220,7 @@ PLANTED: list[tuple[Callable[[Planting], None], str, str]] = [
         "the scheduler counts d, p, f as (5, 5, 1), the journal gives (5, 5, 0)",
     ),
     (leaves_uncovered, "P3", "cell 0 leaves with w = 4 and 3 slots left"),
+    (dispatch_while_a_cell_trains, "P3", "slots while cells leave or train"),
     (leaves_while_another_moves, "P3", "while a transition of [0, 1] is under way"),
     (second_cell_leaves_first, "P4", "cells [1] leave or train, the living cells are [0, 1]"),
     (core_returns_before_its_satellite, "P4", "cell 0 stops training inside a burst, before 1"),
