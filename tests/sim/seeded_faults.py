@@ -36,6 +36,10 @@ GATEWAY = (
     *("Frozen", "LoadVersion", "Loaded", "ConnectEngine", "EngineGone", "GatewaySetup"),
     *("GatewayReady", "work:_sync_files", "work:make_durable"),
 )
+HANDOFF = (
+    *("ImportKV", "TakenTold", "ReleaseKV", "ReleaseTold", "PrefixesOffered", "PrefixesClaimed"),
+    *("HandoffTold", "FreezeAll", "Frozen", "BeTrainer", "Submit", "ChunksTold"),
+)
 SHORT_S = (0.05, 0.5, 3.0)
 LONG_S = (3.0, 12.0, 40.0, 70.0, 135.0)
 
@@ -133,6 +137,23 @@ def draw_gateway_deaths(rng: Random) -> tuple[Fault, ...]:
             delay_s=rng.choice([0.0, 0.0, 0.0005, 0.01, 0.3]),
         )
         for _ in range(rng.choice([0, 0, 1, 2]))
+    )
+
+
+def draw_at_handoffs(rng: Random, engines: tuple[str, ...]) -> tuple[Fault, ...]:
+    """One or two at the messages of moves that hand over: at the source, the reader, the gateway or
+    between them. In place of a gateway's deaths, since more of those would end a run."""
+    harms = [Harm.KILL] * 3 + [Harm.STOP, Harm.CUT_LINK, Harm.KILL_GATEWAY, Harm.CUT_GATEWAY]
+    return tuple(
+        Fault(
+            event=rng.choice(HANDOFF),
+            number=rng.choice([1, 1, 2, 3, 5]),
+            harm=rng.choice(harms),
+            engine="" if rng.random() < 0.5 else rng.choice(engines),
+            lasts_s=rng.choice(SHORT_S + LONG_S),
+            delay_s=rng.choice([0.0, 0.0, 0.0005, 0.01]),
+        )
+        for _ in range(rng.choice([1, 2]))
     )
 
 

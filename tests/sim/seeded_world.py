@@ -51,7 +51,7 @@ from tests.sim.seeded_agent import Habits
 from tests.sim.seeded_cell import Lineage, WatchedCell, WatchedEngine, build_cell, update_by
 from tests.sim.seeded_checks import RowChecks, check_what_is_left, launched_in, logprob_problem
 from tests.sim.seeded_disk import Disk, SeededJournal, row_of
-from tests.sim.seeded_faults import Fate, Harm, draw_faults, draw_gateway_deaths
+from tests.sim.seeded_faults import Fate, Harm, draw_at_handoffs, draw_faults, draw_gateway_deaths
 from tests.sim.seeded_gateway import WatchedGateway, WatchedSegments
 from tests.sim.seeded_hosts import WorldLoop
 from tests.sim.seeded_loop import HOST, Deadlock, Host, Mode, waiting_tasks
@@ -62,6 +62,7 @@ from tests.sim.seeded_wire import MemoryTransport
 
 SHARED_MEMORY = Path("/dev/shm")
 HORIZON_S = 4000.0
+SEEDS_AT_HANDOFFS = range(600, 1000)
 MEAN_S = {
     "wire": 0.001,
     "exit": 0.01,
@@ -91,6 +92,7 @@ class Weather:
     grader_fail_rate: float = 0.0
     habits: Habits = field(default_factory=Habits)
     num_faults: int = 0
+    has_handoff_faults: bool = False
 
 
 def stormy(seed: int) -> Weather:
@@ -112,6 +114,7 @@ def stormy(seed: int) -> Weather:
         grader_fail_rate=0.1 if is_rough else 0.0,
         habits=habits,
         num_faults=3,
+        has_handoff_faults=seed in SEEDS_AT_HANDOFFS,
     )
 
 
@@ -177,7 +180,10 @@ class SeededWorld:
         self.controller: Host | None = None
         engines = tuple(str(spec.engine) for spec in self.shape.scheduler().engines)
         faults = draw_faults(self.rng, engines, num_most=self.weather.num_faults)
-        faults += draw_gateway_deaths(beside)
+        if self.weather.has_handoff_faults:
+            faults += draw_at_handoffs(beside, engines)
+        else:
+            faults += draw_gateway_deaths(beside)
         self.fate = Fate(self.loop, faults if self.weather.num_faults else (), engines)
         self.loop.on_kill = self.fate.see_kill
         self.on_row: list[Callable[[Row], None]] = []
