@@ -1,6 +1,8 @@
 """What `gyre run show`, its JSON and `verify` say of prefixes that engines kept for each other."""
 
-from opengyre.seams.kv import HandoffStage
+import msgspec
+
+from opengyre.seams.kv import HandoffStage, KVRelease
 from opengyre.store.codec import kind_of
 from opengyre.store.journal import Row
 from opengyre.store.observations import Handoff
@@ -50,20 +52,38 @@ def test_each_prefix_counts_once_by_what_became_of_it() -> None:
         told("kv6", OFFERED, ACKNOWLEDGED, RELEASED, turn=""),
         told("kv7", OFFERED, RELEASED, turn="", at="c2"),
     )
-    row = {"idle": 1, "not wanted": 1, "tokens cached": 320, "MiB read": 0.31, "read s": 2.0}
-    nothing = {"idle": 0, "not wanted": 1, "tokens cached": 0, "MiB read": 0.0, "read s": 0.0}
-    assert handoff_cells(state) == [
-        {"kept by": "c1", "handed over": 2, "recomputed": 2, **row},
-        {"kept by": "c2", "handed over": 0, "recomputed": 0, **nothing},
-    ]
+    counts = ("handed over", "recomputed", "idle", "not wanted", "tokens cached", "MiB read")
+    first, second = handoff_cells(state)
+    assert [first[name] for name in ("kept by", *counts)] == ["c1", 2, 2, 1, 1, 320, 0.31]
+    assert [second[name] for name in ("kept by", *counts)] == ["c2", 0, 0, 0, 1, 0, 0.0]
+    assert (first["read s"], second["read s"]) == (2.0, 0.0)
     assert summarise(state)["handoffs"] == {
         "handed_over": 2,
         "recomputed": 2,
         "idle": 1,
         "not_wanted": 2,
+        "leases_ended": 0,
         "cached_tokens": 320,
         "read_bytes": 320 * 1024,
     }
+
+
+def test_why_prefixes_were_recomputed_and_how_many_leases_ended_is_said() -> None:
+    refused = told("kv1", OFFERED, ACKNOWLEDGED, read=0)
+    late = told("kv2", OFFERED, RELEASED)
+    cancelled = told("kv3", OFFERED, ACKNOWLEDGED, RELEASED)
+    why = "no slot is free"
+    refused[1] = msgspec.structs.replace(refused[1], reason=why)
+    late[1] = msgspec.structs.replace(late[1], reason=str(KVRelease.LEASE_ENDED))
+    state = state_of(refused, late, cancelled)
+    assert handoff_words(state)[1:] == [
+        "1 recomputed: no slot is free",
+        "1 recomputed: not acknowledged",
+        "1 recomputed: read, and not taken over",
+    ]
+    (row,) = handoff_cells(state)
+    assert (row["recomputed because"], row["leases ended"]) == ("no slot is free", 1)
+    assert summarise(state)["handoffs"]["leases_ended"] == 1
 
 
 def test_a_run_that_kept_nothing_says_nothing() -> None:

@@ -3,14 +3,17 @@
 Must not know: how they travel. Invariant: a reference counts once, by the engine that kept it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from opengyre.seams.kv import HandoffStage
+from opengyre.seams.kv import HandoffStage, KVRelease
 from opengyre.store.observations import Handoff
 from opengyre.views.run_state import RunState
 
+NOT_ACKNOWLEDGED = "not acknowledged"
+NOT_TAKEN_OVER = "read, and not taken over"
 _MIB = 2**20
 
 
@@ -18,13 +21,16 @@ _MIB = 2**20
 class HandoffCounts:
     """Of references: `num_handed_over` were read and taken over by a turn, `num_recomputed` were
     offered to one and not, `num_idle` were cached where the next turn will be; the others served
-    nobody. `num_tokens` are cached by their readers now, for which `num_bytes` were read, none
-    where they were there already."""
+    nobody. `reasons` are why they were recomputed; `num_leases_ended` of all ended by themselves.
+    `num_tokens` are cached by their readers now, for which `num_bytes` were read, none where they
+    were there already."""
 
     num_handed_over: int = 0
     num_recomputed: int = 0
     num_idle: int = 0
     num_others: int = 0
+    num_leases_ended: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
     num_bytes: int = 0
     read_s: float = 0.0
@@ -42,9 +48,20 @@ class HandoffCounts:
             self.num_handed_over += 1
         else:
             self.num_recomputed += 1
+            self.reasons[_why_not(told)] += 1
+        self.num_leases_ended += any(_is_lease_end(one) for one in told)
         self.num_tokens += sum(one.num_tokens for one in read)
         self.num_bytes += sum(one.num_bytes for one in read)
         self.read_s += sum(one.read_s for one in read)
+
+
+def _why_not(told: Sequence[Handoff]) -> str:
+    answers = [one for one in told if one.stage is HandoffStage.ACKNOWLEDGED]
+    return answers[-1].reason or NOT_TAKEN_OVER if answers else NOT_ACKNOWLEDGED
+
+
+def _is_lease_end(told: Handoff) -> bool:
+    return told.stage is HandoffStage.RELEASED and told.reason == KVRelease.LEASE_ENDED
 
 
 def counts_of(handoffs: Iterable[Sequence[Handoff]]) -> HandoffCounts:
@@ -55,14 +72,15 @@ def counts_of(handoffs: Iterable[Sequence[Handoff]]) -> HandoffCounts:
 
 
 def handoff_words(state: RunState) -> list[str]:
-    """One line, or none where nothing was kept."""
+    """None where nothing was kept; else what became of it, and why prefixes were recomputed."""
     if not state.handoffs:
         return []
     counts = counts_of(state.handoffs.values())
     told = f"{counts.num_handed_over} handed over, {counts.num_recomputed} recomputed"
     idle = f"{counts.num_idle} idle, {counts.num_others} not wanted"
     read = f"{counts.num_tokens} tokens cached, {counts.num_bytes} bytes read"
-    return [f"{told}, {idle}; {read}"]
+    why = [f"{number} recomputed: {reason}" for reason, number in counts.reasons.most_common()]
+    return [f"{told}, {idle}; {read}", *why]
 
 
 def handoff_cells(state: RunState) -> list[dict[str, Any]]:
@@ -80,7 +98,9 @@ def _row(engine: str, counts: HandoffCounts) -> dict[str, Any]:
         "recomputed": counts.num_recomputed,
         "idle": counts.num_idle,
         "not wanted": counts.num_others,
+        "leases ended": counts.num_leases_ended,
         "tokens cached": counts.num_tokens,
         "MiB read": round(counts.num_bytes / _MIB, 2),
         "read s": round(counts.read_s, 3),
+        "recomputed because": counts.reasons.most_common(1)[0][0] if counts.reasons else "",
     }

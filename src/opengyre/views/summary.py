@@ -76,6 +76,7 @@ def _handoffs(state: RunState) -> dict[str, int]:
         "recomputed": counts.num_recomputed,
         "idle": counts.num_idle,
         "not_wanted": counts.num_others,
+        "leases_ended": counts.num_leases_ended,
         "cached_tokens": counts.num_tokens,
         "read_bytes": counts.num_bytes,
     }
