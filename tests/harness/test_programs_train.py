@@ -30,7 +30,6 @@ def test_a_run_trains_on_what_a_real_program_did(name: str, tmp_path: Path) -> N
         f'engine.scripted.policy="{POLICY}:respond"',
         "engine.scripted.tokens_per_s=0",
         "engine.scripted.mistakes=0",
-        f"engine.kv_tokens={CONTEXT_TOKENS}",
         f"sampling.context_tokens={CONTEXT_TOKENS}",
         f"training.micro_step_tokens={CONTEXT_TOKENS}",
         "sampling.max_new_tokens=1000",

@@ -60,6 +60,20 @@ def test_each_role_of_the_core_has_a_line_of_what_it_holds(folder: Path) -> None
     assert "activations" not in rollout
 
 
+def test_the_cache_holds_what_its_key_says_by_default_a_context_for_each_request(
+    folder: Path,
+) -> None:
+    row_bytes = 2 * 2 * 32 * 4
+    for overrides, num_tokens in (
+        ((), 32 * 8192),
+        (("engine.kv_tokens=262144",), 262_144),
+        (("engine.max_batch=4",), 4 * 8192),
+        (("engine.max_batch=4", "engine.kv_tokens=65536"), 65_536),
+    ):
+        held = predicted(_config(folder, *overrides), is_core=False)[Role.ROLLOUT]
+        assert held.kv_pool_bytes == num_tokens * row_bytes
+
+
 def test_scripted_engines_have_no_line(folder: Path) -> None:
     config = _config(folder, *SCRIPTED)
     assert memory_lines(config) == []

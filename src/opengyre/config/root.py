@@ -128,14 +128,18 @@ def _token_problems(config: RunConfig) -> list[str]:
             f"sampling.max_new_tokens = {config.sampling.max_new_tokens}: expected less than "
             f"sampling.context_tokens = {context}"
         )
-    for key, value, use in (
-        ("engine.kv_tokens", config.engine.kv_tokens, "one request must fit"),
-        ("training.micro_step_tokens", config.training.micro_step_tokens, "one path must fit"),
-    ):
-        if value < context:
-            problems.append(
-                f"{key} = {value}: expected at least sampling.context_tokens = {context}; {use}"
-            )
+    if (num := config.training.micro_step_tokens) < context:
+        problems.append(
+            f"training.micro_step_tokens = {num}: expected at least sampling.context_tokens = "
+            f"{context}; one path must fit"
+        )
+    most, num = config.engine.max_batch * context, config.engine.kv_tokens
+    if num is not None and num < most and config.topology.engine == "embedded":
+        problems.append(
+            f"engine.kv_tokens = {num}: expected at least {most}, which is engine.max_batch = "
+            f"{config.engine.max_batch} times sampling.context_tokens = {context}; lower one of "
+            "them, or leave kv_tokens out"
+        )
     return problems
 
 

@@ -137,7 +137,12 @@ class ScriptedConfig(Section):
 class EngineConfig(Section):
     """`[engine]`: memory and batch of each rollout engine."""
 
-    kv_tokens: int = Field(default=65_536, ge=2, description="tokens the KV cache holds")
+    kv_tokens: int | None = Field(
+        default=None,
+        ge=2,
+        description="tokens that the KV cache holds, at least a whole context for each request of "
+        "max_batch, which is the default; what is more keeps prefixes of earlier turns",
+    )
     max_batch: int = Field(default=32, ge=1, le=4096, description="requests of one forward pass")
     prefill_tokens: int = Field(default=512, ge=1, description="prompt tokens of one forward pass")
     threads: int = Field(default=1, ge=1, le=1024, description="torch threads of each process")

@@ -16,8 +16,11 @@ NUMBER_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 
 def num_kv_slots(config: RunConfig) -> int:
-    """Each has room for a whole context; there is one for every request that may run."""
-    return max(config.engine.max_batch, config.engine.kv_tokens // config.sampling.context_tokens)
+    """Each has room for a whole context; there is one at least for every request that may run."""
+    engine = config.engine
+    if engine.kv_tokens is None:
+        return engine.max_batch
+    return engine.kv_tokens // config.sampling.context_tokens
 
 
 def memory_plan(config: RunConfig, *, is_core: bool) -> MemoryPlan:

@@ -45,8 +45,8 @@ def memory_warnings(config: RunConfig, *, has_bytes: int) -> list[str]:
         return []
     return [
         f"its cells and engines may hold {needs_bytes / _GIB:.1f} GiB, the programs themselves not "
-        f"counted, but there are {has_bytes / _GIB:.1f} GiB; lower engine.kv_tokens, "
-        "training.micro_step_tokens or the number of cells"
+        f"counted, but there are {has_bytes / _GIB:.1f} GiB; lower engine.max_batch, "
+        "engine.kv_tokens, training.micro_step_tokens or the number of cells"
     ]
 
 
