@@ -11,7 +11,7 @@ import torch
 
 from opengyre.engines.checksum import digest_of
 from opengyre.engines.desk import Live
-from opengyre.engines.torch_engine.imports import Imports
+from opengyre.engines.torch_engine.imports import TRY_AGAIN_AFTER, Imports
 from opengyre.engines.torch_engine.kv_pool import KVPool, KVShape
 from opengyre.engines.torch_engine.slots import SlotTable
 from opengyre.seams.engine import GenerateRequest
@@ -100,6 +100,26 @@ def test_auto_takes_what_is_faster_by_what_was_measured(tokens_per_s: float, num
         said, _ = pair.taken()
         assert said.num_tokens == num_read
         assert ("computing takes about" in said.reason) == (num_read == 0)
+
+    play(story())
+
+
+def test_auto_tries_again_after_some_that_were_computed_since_speeds_change() -> None:
+    async def story() -> None:
+        pair = Pair("auto")
+        pair.imports.prefill.measured(10.0, 1.0)
+        pair.imports.transfer.measured(1.0, 1.0)
+        read = []
+        for _ in range(3 * TRY_AGAIN_AFTER):
+            said, _ = pair.taken()
+            read.append(said.num_tokens > 0)
+            pair.imports.forget(pair.live)
+            if read[-1]:
+                pair.table.spoil(pair.live)
+                pair.table.free(pair.live)
+        first = read.index(True)
+        assert first == TRY_AGAIN_AFTER
+        assert all(read[first:])
 
     play(story())
 

@@ -21,7 +21,7 @@ from opengyre.transport.kv import KVReading, open_reading
 
 STEP_BYTES = 64 * 2**20
 MIN_PREFILL_TOKENS = 32
-HERE_ALREADY = "it is cached here already"
+TRY_AGAIN_AFTER = 8
 _WEIGHT_OF_NEW = 0.3
 
 
@@ -39,8 +39,8 @@ class Speed:
 
 @dataclass(slots=True)
 class _Import:
-    """`reason`: why it is computed; else `reading` brings it, of which `num_done` ranges are in the
-    slot."""
+    """`reason`: why nothing is read; else `reading` brings it, of which `num_done` ranges are in
+    the slot. `was_late`: it did not come before its lease ended."""
 
     ref: KVRef
     reason: str = ""
@@ -48,6 +48,8 @@ class _Import:
     waiting: asyncio.Task[None] | None = None
     num_done: int = 0
     read_s: float = 0.0
+    is_here_already: bool = False
+    was_late: bool = False
     is_over: bool = False
 
     def close(self) -> None:
@@ -69,6 +71,7 @@ class Imports:
         self._mode = mode
         self._model = model
         self._imports: dict[Live, _Import] = {}
+        self._num_computed = 0
 
     def expect(self, live: Live, version: int, on_ready: Callable[[], None]) -> None:
         """On the event loop: begin to fetch, or note why not."""
@@ -135,12 +138,15 @@ class Imports:
         return self._why_compute(ref) if self._mode == "auto" else ""
 
     def _why_compute(self, ref: KVRef) -> str:
-        """What was not measured yet is tried."""
+        """What was not measured yet is read; so is one of some that would be computed, since speeds
+        change."""
         prefill, transfer = self.prefill.per_s, self.transfer.per_s
         if prefill is None or transfer is None:
             return ""
         compute_s, read_s = ref.num_tokens / prefill, ref.place.num_bytes / transfer
-        if read_s < compute_s:
+        self._num_computed += read_s >= compute_s
+        if read_s < compute_s or self._num_computed > TRY_AGAIN_AFTER:
+            self._num_computed = 0
             return ""
         return f"computing takes about {compute_s:.3g} s, reading {read_s:.3g} s"
 
@@ -159,7 +165,7 @@ class Imports:
         if one.ref.version != version:
             one.reason = f"it is of version {one.ref.version}, here is {version}"
         elif self._table.num_reusable(live) >= one.ref.num_tokens:
-            one.reason = HERE_ALREADY
+            one.reason, one.is_here_already = "it is cached here already", True
         elif self._table.reserve(live) is None:
             one.reason = "no slot is free"
         return None if one.reason else one.reading
@@ -182,10 +188,12 @@ class Imports:
     def _over(self, one: _Import) -> KVTaken:
         one.is_over = True
         one.close()
+        if one.was_late:
+            self.transfer.measured(one.ref.place.num_bytes, one.read_s)
         is_read = not one.reason
         return KVTaken(
             ref=one.ref.ref,
-            num_tokens=one.ref.num_tokens if is_read or one.reason == HERE_ALREADY else 0,
+            num_tokens=one.ref.num_tokens if is_read or one.is_here_already else 0,
             num_bytes=one.ref.place.num_bytes if is_read else 0,
             read_s=one.read_s,
             reason=one.reason,
@@ -204,6 +212,6 @@ async def _wait(one: _Import, reading: KVReading, on_ready: Callable[[], None]) 
     except BoundaryError as error:
         one.reason = error.reason
     except TimeoutError:
-        one.reason = "it was not here when its lease ended"
+        one.reason, one.was_late = "it was not here when its lease ended", True
     one.read_s += time.perf_counter() - started_s
     on_ready()
