@@ -1,11 +1,11 @@
 """Tokens per second of the embedded engine beside transformers, and what reuse of prefixes saves.
 
-Run: `python benchmarks/engines.py [speed|turns|group] [--smollm2 | --model FOLDER]`. Without either
-it takes random weights of the quickstart's size (0.69 M parameters). All in one process with one
-torch thread. `speed`: new tokens of requests that start together, against `generate` and the
-continuous batching of transformers; rounds alternate between the three, and the best of each
-counts. `turns`: an execution of 20 turns, with its cache and with none. `group`: siblings with one
-prompt, and as many requests with prompts of their own. The ratios are what to compare.
+Run: `python benchmarks/engines.py [speed|turns|group] [--model tiny|smollm2|FOLDER]`. All in one
+process with one torch thread. `speed`: new tokens of requests that start together, against
+`generate` and the continuous batching of transformers; rounds alternate between the three, and the
+best of each counts. `turns`: an execution of 20 turns, with its cache and with none. `group`:
+siblings with one prompt, and as many requests with prompts of their own. The ratios are what to
+compare.
 """
 
 import argparse
@@ -17,21 +17,14 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-from smollm2 import load as load_smollm2
-from transformers import (
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from moves_bench.models import HELP, TINY, chosen, model_of
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from opengyre.engines.compute import ComputeThread
 from opengyre.engines.torch_engine.engine import TorchEngine, TorchEngineConfig
-from opengyre.engines.torch_engine.model import load_model
 from opengyre.seams.engine import GenerateRequest
 from opengyre.transport.chunk_stream import collect
 from opengyre.transport.engine_link import EngineServer, RemoteEngine
@@ -53,14 +46,14 @@ Prompts = list[list[int]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("mode", nargs="?", default="speed", choices=["speed", "turns", "group"])
-    parser.add_argument("--model", type=Path, help="a model folder")
-    parser.add_argument("--smollm2", action="store_true", help="SmolLM2-135M")
+    parser.add_argument("--model", type=chosen, default=TINY, help=HELP)
     parser.add_argument("--linked", action="store_true", help="ask through an engine link")
     parser.add_argument("--batches", type=_numbers_of, default=[1, 4, 16, 64])
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    model = _model(asked)
+    model = model_of(asked.model, positions=LONG_CONTEXT_TOKENS)
+    model.generation_config.eos_token_id = None
     if asked.mode == "speed":
         asyncio.run(compare_speed(model, asked.batches, rounds=asked.rounds, linked=asked.linked))
     else:
@@ -69,28 +62,6 @@ def main() -> None:
 
 def _numbers_of(words: str) -> list[int]:
     return [int(one) for one in words.split(",")]
-
-
-def _model(asked: argparse.Namespace) -> Any:
-    if asked.smollm2:
-        return load_smollm2()
-    return load_model(asked.model) if asked.model else quickstart_sized_model()
-
-
-def quickstart_sized_model() -> Any:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=769,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=LONG_CONTEXT_TOKENS,
-        tie_word_embeddings=True,
-    )
-    return Qwen3ForCausalLM(config).eval()
 
 
 @asynccontextmanager
@@ -273,7 +244,7 @@ def open_continuous(model: Any, *, running: int) -> Iterator[Callable[[Prompts],
 
 
 def _generation(**settings: Any) -> GenerationConfig:
-    """Plain sampling of all words; nothing ends it early."""
+    """Plain sampling of all words; nothing ends it early, nor does the model's own (`main`)."""
     return GenerationConfig(
         max_new_tokens=NEW_TOKENS,
         do_sample=True,

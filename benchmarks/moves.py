@@ -1,9 +1,9 @@
-"""What moving live requests off a cell costs: with their KV handed over, and computed anew.
+"""What moving live requests off a cell costs: with their KV handed over, and recomputed.
 
-Run: `python benchmarks/moves.py [--model tiny|smollm2] [--sizes 1024,8192] [--json FILE]`. Two
-cells, each a process of one torch thread with engine, engine link and training side, do for this
-process what they do for the controller and the gateway: the door is closed, all is frozen, each
-request goes on at the other cell, the first one enters training. The pins of cell 0 are read
+Run: `python benchmarks/moves.py [--model tiny|smollm2|FOLDER] [--sizes 1024,8192] [--json FILE]`.
+Two cells, each a process of one torch thread with engine, engine link and training side, do for
+this process what they do for the controller and the gateway: the door is closed, all is frozen,
+each request goes on at the other cell, the first one enters training. The pins of cell 0 are read
 through shared memory and those of cell 1 by TCP, so requests that go to and fro show both. Prefixes
 are random ids; the models get as many positions as they need (SmolLM2 was trained on 8,192).
 The last move of a size hands nothing over; `--no-recompute` leaves it out and takes the time of the
@@ -27,6 +27,7 @@ from typing import Any
 
 import msgspec
 from moves_bench import messages as m
+from moves_bench.models import HELP, TINY, chosen
 
 from opengyre.seams.engine import Chunk, Finish, GenerateRequest
 from opengyre.seams.kv import KVRef, KVTaken
@@ -60,7 +61,7 @@ class Options:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
     """Times from the closing of the door. `next_s`: of each request; `parts`: what the source took
-    for what; `reasons`: why any was computed although its KV was offered."""
+    for what; `reasons`: why any was recomputed although its KV was offered."""
 
     size: int
     how: str
@@ -188,7 +189,7 @@ def main() -> None:
 
 def _options() -> Options:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", choices=("tiny", "smollm2"), default="tiny")
+    parser.add_argument("--model", type=chosen, default=TINY, help=HELP)
     parser.add_argument("--sizes", default="1024,8192", help="prefixes in tokens")
     parser.add_argument("--rounds", type=int, default=3, help="moves by each plane")
     parser.add_argument("--handoff", choices=("auto", "on"), default="auto")

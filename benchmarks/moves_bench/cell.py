@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import torch
 from moves_bench import messages as m
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from moves_bench.models import model_of
 
 from opengyre.engines.compute import ComputeThread
 from opengyre.engines.torch_engine.engine import TorchEngine, TorchEngineConfig
@@ -35,7 +35,7 @@ from opengyre.transport.framed import connect
 from opengyre.transport.weights_shm import SharedMemoryPlane
 
 VERSION = 0
-LEASE_S = 60.0
+LEASE_S = 30.0
 NUM_WARM = 3
 WARM_TOKENS = 256
 COPY_ROUNDS = 3
@@ -140,31 +140,10 @@ class Cell:
         await self.engine.resume()
 
 
-def module_of(spec: CellSpec) -> Any:
-    """The model with room for the context; the tiny one is of the quickstart's size."""
-    if spec.model == "smollm2":
-        from smollm2 import load
-
-        return load(positions=spec.context_tokens)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=769,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=spec.context_tokens,
-        tie_word_embeddings=True,
-    )
-    return Qwen3ForCausalLM(config).eval()
-
-
 @contextlib.asynccontextmanager
 async def open_cell(spec: CellSpec) -> AsyncIterator[tuple[Cell, m.Ready]]:
     torch.set_num_threads(1)
-    module = module_of(spec)
+    module = model_of(spec.model, positions=spec.context_tokens)
     async with contextlib.AsyncExitStack() as stack:
         compute = ComputeThread(on_start=lambda: torch.set_num_threads(1))
         stack.callback(compute.close)
