@@ -15,7 +15,9 @@ import msgspec
 from opengyre.control import commands as c
 from opengyre.control.facts import EngineReady, ExecutionClosed, Outcome
 from opengyre.control.groups import GroupBook
+from opengyre.engines.scripted import ScriptedEngine
 from opengyre.gateway.continuation import Generation, Sampled
+from opengyre.gateway.handoffs import Kept
 from opengyre.gateway.recording import RecordQueue
 from opengyre.gateway.restoring import Earlier
 from opengyre.gateway.routing import Routing
@@ -284,6 +286,20 @@ def _forgets_to_filter(real: Any) -> Any:
     return member_done
 
 
+def _keeps_at_every_freeze(real: Any) -> Any:
+    async def freeze_all(self: Any, *, keeps_kv: bool = False) -> None:
+        await real(self, keeps_kv=True)
+
+    return freeze_all
+
+
+def _never_lets_go(real: Any) -> Any:
+    def let_go(self: Any) -> None:
+        return None
+
+    return let_go
+
+
 CANARIES: dict[str, Canary] = {
     "repeated token": Canary(
         words="a continued request starts one token too early",
@@ -428,5 +444,17 @@ CANARIES: dict[str, Canary] = {
         owner=Applier,
         name="_publish",
         make=_opens_under_an_old_version,
+    ),
+    "kept at a publication": Canary(
+        words="an engine that loads new weights hands over what the old ones computed",
+        owner=ScriptedEngine,
+        name="freeze_all",
+        make=_keeps_at_every_freeze,
+    ),
+    "kept for ever": Canary(
+        words="a gateway never asks for the end of a pin",
+        owner=Kept,
+        name="let_go",
+        make=_never_lets_go,
     ),
 }

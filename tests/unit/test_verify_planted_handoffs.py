@@ -77,6 +77,12 @@ def read_while_another_version_was_loaded(run: Planting) -> None:
     run.insert(stage(run, HandoffStage.ACKNOWLEDGED), published("s0", 1))
 
 
+def kept_at_a_publication(run: Planting) -> None:
+    """A standalone engine changes weights only: who kept it was told to at a publication."""
+    for place in run.where(seen.Handoff):
+        run.change(place, from_engine="s0", to_engine="c0")
+
+
 def sampled_under_another_version(run: Planting) -> None:
     run.change_turn(
         "e000002.t0",
@@ -99,6 +105,7 @@ PLANTED: tuple[tuple[Callable[[Planting], None], str, str], ...] = (
     (taken_over_twice, "P16", "taken_over: it was taken over before"),
     (one_reference_for_two_turns, "P16", "its turn was e000002.t0, is e000001.t1"),
     (read_while_another_version_was_loaded, "P6", "of version 0 while it loaded [1]"),
+    (kept_at_a_publication, "P6", "s0 kept c0#1.kv1: it never leaves, and a publication hands"),
     (sampled_under_another_version, "P6", "taken over at s0, s0 sampled under version 1"),
 )
 
