@@ -218,13 +218,13 @@ def test_the_waiting_queue_is_bounded_and_says_so(run: Run) -> None:
     run(play)
 
 
-def test_what_cannot_run_is_an_error_chunk_with_a_reason(run: Run) -> None:
+def test_what_cannot_run_is_refused_with_a_reason(run: Run) -> None:
     async def play(bench: Bench) -> None:
         too_long = await collect(bench.front.submit(request(1, prompt_of(CONTEXT_TOKENS + 1), 4)))
-        assert too_long.finish is Finish.ERROR
+        assert too_long.finish is Finish.REFUSED
         assert str(CONTEXT_TOKENS) in too_long.reason
         empty = await collect(bench.front.submit(request(2, [], 4)))
-        assert empty.finish is Finish.ERROR
+        assert empty.finish is Finish.REFUSED
         first = bench.front.submit(request(3, prompt_of(4), 60))
         twin = await collect(bench.front.submit(request(3, prompt_of(4), 60)))
         assert twin.finish is Finish.ERROR

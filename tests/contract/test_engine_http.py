@@ -34,7 +34,7 @@ from test_engine_contract import (  # noqa: F401  collected here, with this file
     test_greedy_ids_equal_the_reference,
     test_logprobs_are_those_of_the_sampled_distribution,
     test_requests_in_one_batch_get_what_they_get_alone,
-    test_what_cannot_run_is_an_error_chunk_with_a_reason,
+    test_what_cannot_run_is_refused_with_a_reason,
 )
 from tokenizers import Tokenizer
 

@@ -366,6 +366,19 @@ def test_logits_that_are_not_finite_end_the_request_and_spoil_no_other() -> None
     play(scene)
 
 
+def test_an_id_outside_the_vocabulary_is_refused_and_harms_nobody() -> None:
+    async def scene(engine: TorchEngine, model: Any) -> None:
+        num_ids = model.config.vocab_size
+        beside = engine.submit(request(1, prompt_of(5), 20))
+        for number, wrong in enumerate((num_ids, -1, 2**63), start=2):
+            made = await collect(engine.submit(request(number, [1, 2, wrong], 4)))
+            assert made.finish is Finish.REFUSED
+            assert f"token id {wrong} " in made.reason
+        assert (await collect(beside)).finish is Finish.LENGTH
+
+    play(scene)
+
+
 def test_a_step_that_fails_ends_every_request_and_needs_a_full_load(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

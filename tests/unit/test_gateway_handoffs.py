@@ -178,7 +178,7 @@ def test_what_an_engine_keeps_is_offered_acknowledged_taken_over_and_released() 
 def test_what_is_not_read_is_acknowledged_with_the_reason() -> None:
     refused = KVTaken(ref=REF.ref, num_tokens=0, reason="it is of version 3, here is 4")
     desk = play(move, *moved(Chunk(taken=refused), ids(7, 8), END))
-    assert [one.stage for one in desk.told] == [OFFERED, ACKNOWLEDGED, TAKEN_OVER, RELEASED]
+    assert [one.stage for one in desk.told] == [OFFERED, ACKNOWLEDGED, RELEASED]
     assert (desk.told[1].num_tokens, desk.told[1].reason) == (0, refused.reason)
 
 

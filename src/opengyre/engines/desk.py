@@ -14,12 +14,16 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
+from opengyre.engines.requests import misfit
 from opengyre.seams.engine import Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.kv import KVRef, KVTaken
 from opengyre.transport.chunk_stream import ChunkReader, ChunkStream
 
 STEP_DEADLINE_S = 120.0
+NO_PLACE = "no place is free to run it now"
 logger = logging.getLogger(__name__)
 
 
@@ -48,6 +52,12 @@ class Live:
         self.wanted_end: Finish | None = None
         self.is_ready = request.kv is None
         self.keeps_kv = False
+
+    def decline(self, ref: KVRef, reason: str) -> None:
+        """Nothing of `ref` will be read: it is computed as if it had not been offered."""
+        self.stream.put_taken(KVTaken(ref=ref.ref, num_tokens=0, reason=reason))
+        self.request = msgspec.structs.replace(self.request, kv=None)
+        self.is_ready = True
 
 
 class Sampled:
@@ -104,6 +114,7 @@ class Desk:
         max_waiting: int,
         context_tokens: int,
         version: int,
+        num_ids: int | None = None,
     ) -> None:
         self.version = version
         self.num_generated_tokens = 0
@@ -113,6 +124,7 @@ class Desk:
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._context_tokens = context_tokens
+        self._num_ids = num_ids
         self._waiting: dict[str, Live] = {}
         self._running: dict[str, Live] = {}
         self._driver: asyncio.Task[None] | None = None
@@ -129,16 +141,23 @@ class Desk:
         return len(self._waiting)
 
     def submit(self, request: GenerateRequest) -> ChunkReader:
-        """Queue a request; a refusal is a terminal `error` chunk, never an exception."""
+        """Queue a request; a refusal is a terminal `error` or `refused` chunk, never an exception.
+
+        A prefix is offered for as long as its engine can wait: where no place is free, it is not.
+        """
         live = Live(request)
+        never = misfit(request, context_tokens=self._context_tokens, num_ids=self._num_ids)
         refusal = self._refusal(request)
-        if refusal:
-            live.stream.end(Finish.ERROR, policy_version=self.version, reason=refusal)
+        if request.kv is not None and not (never or refusal) and self._has_no_place():
+            live.decline(request.kv, NO_PLACE)
+        if refusal or never:
+            finish = Finish.ERROR if refusal else Finish.REFUSED
+            live.stream.end(finish, policy_version=self.version, reason=refusal or never)
         elif self._is_over(live):
             live.stream.end(Finish.LENGTH, policy_version=self.version)
         else:
             self._waiting[request.request_id] = live
-            if request.kv is not None:
+            if live.request.kv is not None:
                 self._stepper.expect(live, lambda: self._ready(live))
             self._wake()
         return ChunkReader(live.stream, on_abandon=lambda: self._give_up(live))
@@ -198,12 +217,10 @@ class Desk:
             return f"request {request.request_id} is already here"
         if len(self._waiting) >= self._max_waiting:
             return f"engine is full: {len(self._waiting)} requests wait"
-        if not request.prompt_ids:
-            return "the prompt is empty"
-        if len(request.prompt_ids) > self._context_tokens:
-            num = len(request.prompt_ids)
-            return f"a prompt of {num} tokens exceeds the context of {self._context_tokens}"
         return ""
+
+    def _has_no_place(self) -> bool:
+        return len(self._running) + len(self._waiting) >= self._max_running
 
     def _is_over(self, live: Live) -> bool:
         """It asks for no token, or for none that fits."""

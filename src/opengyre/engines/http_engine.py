@@ -17,6 +17,7 @@ from typing import Protocol, Self
 import msgspec
 
 from opengyre.engines.http_stream import EventLines, HttpConnection, HttpPool, Origin
+from opengyre.engines.requests import misfit
 from opengyre.seams.engine import Chunk, EngineCaps, Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.kv import KVRef, KVRelease, KVTaken
@@ -194,9 +195,11 @@ class HttpEngine:
         room = self._facts.context_tokens - len(request.prompt_ids)
         asked = msgspec.structs.replace(request, max_new_tokens=min(request.max_new_tokens, room))
         call = self._call(request.request_id)
-        refusal = self._refusal(request, room)
-        if refusal:
+        never = misfit(request, context_tokens=self._facts.context_tokens)
+        if refusal := self._refusal(request):
             call.stop(Finish.ERROR, refusal)
+        elif never:
+            call.stop(Finish.REFUSED, never)
         elif asked.max_new_tokens <= 0:
             call.stop(Finish.LENGTH)
         else:
@@ -312,14 +315,9 @@ class HttpEngine:
         if self._calls.get(request_id) is call:
             self._tasks.create_task(self._stop(request_id, Finish.CANCELLED))
 
-    def _refusal(self, request: GenerateRequest, room: int) -> str:
+    def _refusal(self, request: GenerateRequest) -> str:
         if request.request_id in self._calls:
             return f"request {request.request_id} is already here"
         if len(self._calls) >= MAX_REQUESTS:
             return f"engine is full: {len(self._calls)} requests are under way"
-        if not request.prompt_ids:
-            return "the prompt is empty"
-        if room < 0:
-            num, limit = len(request.prompt_ids), self._facts.context_tokens
-            return f"a prompt of {num} tokens exceeds the context of {limit}"
         return ""

@@ -86,12 +86,14 @@ class Kept:
         return self.ref
 
     def acknowledge(self, taken: KVTaken) -> None:
-        """`taken` by the engine to which it was offered last."""
+        """`taken` by the engine to which it was offered last; nobody keeps what that computes."""
         if self.is_over or self._is_acknowledged:
             return
         self._is_acknowledged = True
         self._has_served = not self._turn and taken.num_tokens > 0
         self._tell(HandoffStage.ACKNOWLEDGED, taken=taken)
+        if taken.num_tokens == 0:
+            self.let_go()
 
     def take_over(self) -> None:
         """That engine samples: what is kept elsewhere serves nobody."""

@@ -106,6 +106,7 @@ class TorchEngine:
             max_waiting=config.max_waiting,
             context_tokens=config.context_tokens,
             version=config.version,
+            num_ids=model.get_input_embeddings().weight.shape[0],
         )
 
     @property
@@ -241,10 +242,11 @@ class TorchEngine:
     def _pin(
         self, execution: str, slot: int, ids: list[int], *, is_idle: bool = False
     ) -> KVRef | None:
-        """None where no reader could reach it."""
+        """None where no reader could reach it, or nothing is left to keep it with (memory, files,
+        threads): it is computed then."""
         try:
             pin, ref = self._pool.pin(slot, len(ids)), self._leases.new_ref()
-        except BoundaryError as error:
+        except (BoundaryError, OSError, RuntimeError) as error:
             log.warning("not handed over: %s", error)
             self._table.unpin(slot)
             return None
