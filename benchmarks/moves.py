@@ -253,7 +253,7 @@ async def measure_size(size: int, options: Options, sites: list[Site], figures: 
         _say(f"{size} tokens: {_words(figures.moves[-1])}")
         source, target = target, source
     else:
-        estimate = Move(size=size, how="recompute", training_s=0, next_s=first_s, is_estimate=True)
+        estimate = Move(size=size, how="recomputed", training_s=0, next_s=first_s, is_estimate=True)
         figures.moves.append(estimate)
     for one in executions:
         await one.stop(source)
@@ -290,7 +290,7 @@ async def moved(
     read = [one for one in takens if one.num_bytes]
     return Move(
         size=size,
-        how=source.plane if keeps_kv else "recompute",
+        how=source.plane if keeps_kv else "recomputed",
         training_s=training_s,
         next_s=[one.first_s - began_s for one in turns],
         read_s=[one.read_s for one in read],
@@ -413,13 +413,13 @@ def moves_table(figures: Figures) -> list[str]:
         f"{figures.bytes_per_token} bytes of KV for each token",
         "",
         "| prefix | requests | MB each | how | door closed to training | to the next token, "
-        "median / last | recompute over it | auto |",
+        "median / last | recomputed over it | auto |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for size in figures.copies:
         of_size = [one for one in figures.moves if one.size == size]
-        base = _median(_middles([one for one in of_size if one.how == "recompute"]))
-        groups = [[one for one in of_size if one.how == how] for how in (*PLANES, "recompute")]
+        base = _median(_middles([one for one in of_size if one.how == "recomputed"]))
+        groups = [[one for one in of_size if one.how == how] for how in (*PLANES, "recomputed")]
         lines += [_move_row(figures, size, group, base) for group in groups if group]
     return lines
 
@@ -442,7 +442,7 @@ def _move_row(figures: Figures, size: int, group: list[Move], base: float) -> st
 
 
 def _auto(group: list[Move]) -> str:
-    if group[0].how == "recompute":
+    if group[0].how == "recomputed":
         return ""
     num_read = sum(len(one.read_s) for one in group)
     words = f"read {num_read} of {sum(len(one.next_s) for one in group)}"
