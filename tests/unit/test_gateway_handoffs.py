@@ -33,6 +33,7 @@ REF = KVRef(
 TAKEN = KVTaken(ref=REF.ref, num_tokens=4, num_bytes=40, read_s=0.5)
 FROZEN = Chunk(finish=Finish.FROZEN, kv=REF)
 END = Chunk(finish=Finish.STOP)
+HOLD_MAX_S = 0.2
 
 
 def ids(*tokens: int) -> Chunk:
@@ -56,6 +57,8 @@ class Teller:
         self.taken = TAKEN
         self.answers = asyncio.Event()
         self.answers.set()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
         self._scripts = list(scripts)
 
     def submit(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
@@ -64,7 +67,9 @@ class Teller:
     async def _chunks(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         self.requests.append(request)
         self.log.append("submit")
-        for chunk in self._scripts.pop(0):
+        script = self._scripts.pop(0)
+        await self.go_on.wait()
+        for chunk in script:
             yield chunk
         await asyncio.Event().wait()
 
@@ -118,7 +123,9 @@ class Desk:
             request_id="t1.a1", execution="e1", prompt_ids=[1, 2], max_new_tokens=max_new_tokens
         )
         return Generation(
-            GenerationPlan(turn="t1", attempt=1, request=request, num_ids=100, hold_max_s=0.2),
+            GenerationPlan(
+                turn="t1", attempt=1, request=request, num_ids=100, hold_max_s=HOLD_MAX_S
+            ),
             routing=self.routing,
             handoffs=self.handoffs,
             on_continued=self.continued.append,
@@ -180,6 +187,50 @@ def test_what_is_not_read_is_acknowledged_with_the_reason() -> None:
     desk = play(move, *moved(Chunk(taken=refused), ids(7, 8), END))
     assert [one.stage for one in desk.told] == [OFFERED, ACKNOWLEDGED, RELEASED]
     assert (desk.told[1].num_tokens, desk.told[1].reason) == (0, refused.reason)
+
+
+def test_a_reader_that_loads_new_weights_before_it_read_needs_no_prefix_any_more() -> None:
+    """Its source does not wait for it; the turn goes on when a door is open."""
+
+    async def scene(desk: Desk) -> None:
+        async def publish() -> None:
+            await until(lambda: desk.engines[1].requests)
+            desk.routing.close_door("c1")
+            desk.engines[1].go_on.set()
+            await until(lambda: desk.told and desk.told[-1].stage is RELEASED)
+            desk.routing.open_door("c1")
+
+        desk.engines[1].go_on.clear()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(publish())
+            await move(desk)
+
+    first, (read, *_), _ = moved(END)
+    desk = play(scene, first, [[Chunk(finish=Finish.FROZEN)], [ids(7, 8), END]], [read])
+    assert desk.stages == [(OFFERED, "c1"), (RELEASED, "c1")]
+
+
+def test_what_an_engine_worked_before_it_was_frozen_is_no_waiting() -> None:
+    """A move before the first id, then a prefill that is longer than a request may be held."""
+
+    async def scene(desk: Desk) -> None:
+        async def publish_late() -> None:
+            await until(lambda: desk.engines[1].requests)
+            await asyncio.sleep(2 * HOLD_MAX_S)
+            desk.engines[1].go_on.set()
+
+        desk.engines[1].go_on.clear()
+        desk.engines[0].go_on.clear()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(publish_late())
+            asked = tasks.create_task(desk.run(desk.generation(), lambda: None))
+            await until(lambda: desk.engines[0].requests)
+            desk.routing.set_routes({"e1": "c1"})
+            desk.engines[0].go_on.set()
+        assert asked.result() == [7, 8]
+
+    gone = [Chunk(finish=Finish.FROZEN)]
+    play(scene, [gone], [gone, [ids(7, 8), END]], [])
 
 
 def test_an_engine_that_says_nothing_of_a_prefix_took_nothing_over() -> None:

@@ -46,6 +46,22 @@ def test_what_does_not_fit_waits_in_order_and_is_not_overtaken() -> None:
     asyncio.run(main())
 
 
+def test_one_who_gives_up_waiting_lets_those_behind_it_in() -> None:
+    async def main() -> None:
+        room = Room(10)
+        first, second, third = (Holder(room, n) for n in (6, 10, 2))
+        await settle()
+        assert not third.is_inside
+        second.task.cancel()
+        await settle()
+        assert third.is_inside
+        for holder in (first, third):
+            holder.let_go.set()
+        await asyncio.wait([first.task, second.task, third.task], timeout=1)
+
+    asyncio.run(main())
+
+
 def test_one_who_gives_up_waiting_leaves_its_place() -> None:
     async def main() -> None:
         room = Room(10)

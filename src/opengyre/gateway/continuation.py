@@ -129,8 +129,9 @@ class Generation:
     async def chunks(self) -> AsyncGenerator[list[int], None]:
         """New ids as they come, at times none; ends when the turn is over.
 
-        A part that gave nothing counts as failed: the next one waits a little. Raises NoEngine
-        when it gives up, EngineRefused when it is refused.
+        A part that gave nothing counts as failed: the next one waits a little; the time that it
+        worked until it was frozen counts as no waiting. Raises NoEngine when it gives up,
+        EngineRefused when it is refused.
         """
         try:
             async with contextlib.aclosing(self._parts()) as parts:
@@ -140,14 +141,17 @@ class Generation:
             self._keep_instead(None)
 
     async def _parts(self) -> AsyncGenerator[list[int], None]:
+        now_s = asyncio.get_running_loop().time
         while self._num_left() > 0 and not self._is_done:
             seat = await self._next_seat()
-            num_before = len(self.sampled.ids)
+            num_before, began_s, chunk = len(self.sampled.ids), now_s(), Chunk()
             async with contextlib.aclosing(self._part(seat)) as part:
                 async for chunk in part:
                     self._take(chunk, seat)
                     yield chunk.ids
             self._num_failures += len(self.sampled.ids) == num_before
+            if chunk.finish is Finish.FROZEN and self._stuck_since_s is not None:
+                self._stuck_since_s += now_s() - began_s
         self.sampled.is_length |= not self._is_done
 
     def _take(self, chunk: Chunk, seat: Seat) -> None:
@@ -171,14 +175,14 @@ class Generation:
         self.sampled.is_length = chunk.finish is Finish.LENGTH
         self._moved = self._moved or (seat.engine_id, chunk.reason or str(chunk.finish))
         if chunk.kv is not None:
-            self._keep(chunk.kv, seat)
+            self._keep_instead(self._kept_of(chunk.kv, seat))
+        if chunk.finish is Finish.FROZEN:
+            self._keep_for_readers()
 
-    def _keep(self, ref: KVRef, seat: Seat) -> None:
+    def _keep_for_readers(self) -> None:
         """What nobody can read now is not kept: its engine waits for the end of it."""
-        kept = self._kept_of(ref, seat)
-        self._keep_instead(kept)
-        if kept is not None and self._routing.open_seat(ref.execution) is None:
-            kept.let_go()
+        if self._kept is not None and self._routing.open_seat(self._plan.request.execution) is None:
+            self._kept.let_go()
 
     def _kept_of(self, ref: KVRef, seat: Seat) -> Kept | None:
         turn, attempt = self._plan.turn, self._plan.attempt

@@ -45,8 +45,8 @@ class Room:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._give(wanted)
+            was_served = turn.done() and not turn.cancelled()
+            self._give(wanted if was_served else 0)
             raise
 
     def _give(self, num_bytes: int) -> None:
