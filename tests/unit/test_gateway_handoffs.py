@@ -30,7 +30,7 @@ REF = KVRef(
     lease_s=10.0,
     place=PLACE,
 )
-TAKEN = KVTaken(ref=REF.ref, num_tokens=4, num_bytes=40, read_s=0.5)
+TAKEN = KVTaken(ref=REF.ref, num_tokens=4, version=3, num_bytes=40, read_s=0.5)
 FROZEN = Chunk(finish=Finish.FROZEN, kv=REF)
 END = Chunk(finish=Finish.STOP)
 HOLD_MAX_S = 0.2

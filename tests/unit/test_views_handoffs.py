@@ -54,14 +54,14 @@ def test_each_prefix_counts_once_by_what_became_of_it() -> None:
     )
     counts = ("handed over", "recomputed", "idle", "not wanted", "tokens cached", "MiB read")
     first, second = handoff_cells(state)
-    assert [first[name] for name in ("kept by", *counts)] == ["c1", 2, 2, 1, 1, 320, 0.31]
+    assert [first[name] for name in ("kept by", *counts)] == ["c1", 2, 1, 1, 2, 320, 0.31]
     assert [second[name] for name in ("kept by", *counts)] == ["c2", 0, 0, 0, 1, 0, 0.0]
     assert (first["read s"], second["read s"]) == (2.0, 0.0)
     assert summarise(state)["handoffs"] == {
         "handed_over": 2,
-        "recomputed": 2,
+        "recomputed": 1,
         "idle": 1,
-        "not_wanted": 2,
+        "not_wanted": 3,
         "leases_ended": 0,
         "cached_tokens": 320,
         "read_bytes": 320 * 1024,
@@ -78,11 +78,11 @@ def test_why_prefixes_were_recomputed_and_how_many_leases_ended_is_said() -> Non
     state = state_of(refused, late, cancelled)
     assert handoff_words(state)[1:] == [
         "1 recomputed: no slot is free",
-        "1 recomputed: not acknowledged",
-        "1 recomputed: read, and not taken over",
+        "1 recomputed: not acknowledged while its lease lasted",
     ]
     (row,) = handoff_cells(state)
     assert (row["recomputed because"], row["leases ended"]) == ("no slot is free", 1)
+    assert (row["recomputed"], row["not wanted"]) == (2, 1)
     assert summarise(state)["handoffs"]["leases_ended"] == 1
 
 

@@ -257,7 +257,9 @@ class ScriptedEngine:
         reason = "handoff is off" if self._config.kv_handoff == "off" else ""
         reason = reason or refusal_of(ref, live.ids, version=self._desk.version, model=MODEL)
         num_tokens = 0 if reason else ref.num_tokens
-        taken = KVTaken(ref=ref.ref, num_tokens=num_tokens, num_bytes=0, reason=reason)
+        taken = KVTaken(
+            ref=ref.ref, num_tokens=num_tokens, version=self._desk.version, reason=reason
+        )
         self._arrived[live] = taken
         self._num_imported_tokens += num_tokens
         is_idle = live.num_left <= 0

@@ -240,6 +240,8 @@ def wrong_with(taken: KVTaken, ref: KVRef) -> str:
         return f"acknowledges {taken.ref}, which it was not offered"
     if not 0 <= taken.num_tokens <= ref.num_tokens:
         return f"acknowledges {taken.num_tokens} tokens of {ref.num_tokens}"
+    if taken.num_tokens > 0 and taken.version != ref.version:
+        return f"acknowledges a prefix of version {ref.version} under version {taken.version}"
     if taken.num_bytes < 0 or not 0 <= taken.read_s < math.inf:
         return "acknowledges a number of bytes or seconds that cannot be"
     return ""

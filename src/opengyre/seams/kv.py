@@ -48,10 +48,12 @@ class KVRef(msgspec.Struct, frozen=True, kw_only=True):
 
 class KVTaken(msgspec.Struct, frozen=True, kw_only=True):
     """The acknowledgement: nothing is read of `ref` any more. `num_tokens` of it are cached at the
-    destination now; where it is less than all, `reason` says why the rest is computed."""
+    destination now, under weights of `version`: all, or none. `reason` says why nothing was read:
+    it is computed, or was cached before."""
 
     ref: str
     num_tokens: int
+    version: int = 0
     num_bytes: int = 0
     read_s: float = 0.0
     reason: str = ""

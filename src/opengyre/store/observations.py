@@ -118,7 +118,8 @@ class Handoff(Observation, frozen=True, kw_only=True):
 
     `turn` is "" for the prefix of an execution inside a tool call. `num_tokens` are those of the
     reference; ACKNOWLEDGED: those that `to_engine` has of it now, `num_bytes` read in `read_s`,
-    with a `reason` where they are fewer. RELEASED: `reason` is how the pin ended.
+    with a `reason` where nothing was read. RELEASED: `reason` is how the pin ended, or that it
+    was for nothing.
     """
 
     ref: str

@@ -8,6 +8,7 @@ offered again, elsewhere, as long as nobody took it over.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from opengyre.control import facts as f
 from opengyre.seams.kv import HandoffStage
 from opengyre.seams.records import Span
 from opengyre.store import observations as seen
@@ -19,10 +20,12 @@ from opengyre.views.run_state import RunState
 
 @dataclass(slots=True, kw_only=True)
 class _Ref:
-    """One reference: where it stands. `offered_to` "": nobody reads it now."""
+    """One reference: where it stands. `offered_to` "": nobody reads it now; that engine had loaded
+    `offered_at` when it was offered, if it was told of, and `published` was since."""
 
     first: seen.Handoff
     offered_to: str = ""
+    offered_at: int | None = None
     is_acknowledged: bool = False
     num_read_tokens: int = 0
     is_taken_over: bool = False
@@ -52,6 +55,7 @@ class HandoffChecks:
 
     def __init__(self) -> None:
         self._refs: dict[str, _Ref] = {}
+        self._version_at: dict[str, int] = {}
         self._moved: dict[tuple[str, int], seen.Continued] = {}
         self._taken_over: list[_TakenOver] = []
         self._num_told_late = 0
@@ -68,7 +72,10 @@ class HandoffChecks:
         match row.value:
             case seen.Handoff():
                 self._see_handoff(row.seq, row.value, state)
+            case f.EngineReady():
+                self._version_at[row.value.engine] = row.value.version
             case seen.VersionPublished():
+                self._version_at[row.value.engine] = row.value.version
                 for ref in self._refs.values():
                     if ref.is_open:
                         ref.published.append(row.value)
@@ -96,7 +103,7 @@ class HandoffChecks:
         if num_left:
             self._ended.notes.append(f"{num_left} not released when the journal or a gateway ended")
         if self._num_told_late:
-            words = "acknowledged after a publication at their source"
+            words = "acknowledged after a publication at their source or reader"
             self._read.notes.append(f"{self._num_told_late} {words}")
         self._ended.notes += handoff_words(state)
         return self._read.result(), self._ended.result()
@@ -132,7 +139,7 @@ class HandoffChecks:
         match told.stage:
             case HandoffStage.OFFERED:
                 ref.offered_to, ref.is_acknowledged, ref.was_offered = told.to_engine, False, True
-                ref.published = []
+                ref.offered_at, ref.published = self._version_at.get(told.to_engine), []
                 return "it was taken over before" if ref.is_taken_over else None
             case HandoffStage.ACKNOWLEDGED:
                 return self._acknowledge(ref, told)
@@ -153,12 +160,14 @@ class HandoffChecks:
         return None
 
     def _check_read(self, ref: _Ref, told: seen.Handoff) -> None:
-        """A publication at the source ends the pin, and what was read before that is told late."""
-        others = [one for one in ref.published if one.version != told.version]
-        at_reader = [one.version for one in others if one.engine == told.to_engine]
+        """A gateway tells an offer before it shuts a door, so what its reader had loaded by then it
+        reads under. A publication after the offer may be told of before what was read."""
+        is_stale = ref.offered_at is not None and ref.offered_at > told.version
         words = f"{told.to_engine} read {told.ref} of version {told.version}"
-        self._read.expect(not at_reader, f"{words} while it loaded {at_reader}")
-        self._num_told_late += any(one.engine == told.from_engine for one in others)
+        self._read.expect(not is_stale, f"{words}, it had loaded {ref.offered_at}")
+        both = (told.from_engine, told.to_engine)
+        others = [one for one in ref.published if one.version != told.version]
+        self._num_told_late += any(one.engine in both for one in others)
 
     def _take_over(self, ref: _Ref, told: seen.Handoff) -> str | None:
         if ref.is_taken_over:

@@ -12,18 +12,18 @@ from opengyre.seams.kv import HandoffStage, KVRelease
 from opengyre.store.observations import Handoff
 from opengyre.views.run_state import RunState
 
-NOT_ACKNOWLEDGED = "not acknowledged"
-NOT_TAKEN_OVER = "read, and not taken over"
+NOT_ACKNOWLEDGED = "not acknowledged while its lease lasted"
+NO_REASON = "no reason was given"
 _MIB = 2**20
 
 
 @dataclass(slots=True, kw_only=True)
 class HandoffCounts:
     """Of references: `num_handed_over` were read and taken over by a turn, `num_recomputed` were
-    offered to one and not, `num_idle` were cached where the next turn will be; the others served
-    nobody. `reasons` are why they were recomputed; `num_leases_ended` of all ended by themselves.
-    `num_tokens` are cached by their readers now, for which `num_bytes` were read, none where they
-    were there already."""
+    offered to one that computes instead, for `reasons`; `num_idle` were cached where the next turn
+    will be. The others served nobody: the turn ended, or moved on before its first token.
+    `num_leases_ended` of all ended by themselves. `num_tokens` were cached by their readers, for
+    which `num_bytes` were read, none where they were there already."""
 
     num_handed_over: int = 0
     num_recomputed: int = 0
@@ -46,18 +46,23 @@ class HandoffCounts:
             self.num_others += not read
         elif read and HandoffStage.TAKEN_OVER in stages:
             self.num_handed_over += 1
-        else:
+        elif why := _why_recomputed(told):
             self.num_recomputed += 1
-            self.reasons[_why_not(told)] += 1
+            self.reasons[why] += 1
+        else:
+            self.num_others += 1
         self.num_leases_ended += any(_is_lease_end(one) for one in told)
         self.num_tokens += sum(one.num_tokens for one in read)
         self.num_bytes += sum(one.num_bytes for one in read)
         self.read_s += sum(one.read_s for one in read)
 
 
-def _why_not(told: Sequence[Handoff]) -> str:
+def _why_recomputed(told: Sequence[Handoff]) -> str:
+    """What the reader said last, or that it said nothing while the lease lasted; else "" ."""
     answers = [one for one in told if one.stage is HandoffStage.ACKNOWLEDGED]
-    return answers[-1].reason or NOT_TAKEN_OVER if answers else NOT_ACKNOWLEDGED
+    if answers:
+        return "" if answers[-1].num_tokens else answers[-1].reason or NO_REASON
+    return NOT_ACKNOWLEDGED if any(_is_lease_end(one) for one in told) else ""
 
 
 def _is_lease_end(told: Handoff) -> bool:

@@ -105,7 +105,7 @@ class Imports:
         one = self._imports.setdefault(live, _Import(ref, "new weights came between"))
         reading = self._reading_for(one, live, version)
         if reading is None:
-            return self._over(one), 0
+            return self._over(one, version), 0
         started_s = time.perf_counter()
         slot = self._table.slot_of(live)
         assert slot is not None, "read without a slot"
@@ -123,7 +123,7 @@ class Imports:
         one.read_s += time.perf_counter() - started_s
         is_over = one.reason or one.num_done == num_ranges
         num_bytes = (one.num_done - num_before) * ref.place.range_bytes
-        return (self._arrived(one, live) if is_over else None), num_bytes
+        return (self._arrived(one, live, version) if is_over else None), num_bytes
 
     def _why_not(self, ref: KVRef, live: Live, version: int) -> str:
         if self._mode == "off":
@@ -176,16 +176,16 @@ class Imports:
         self._table.spoil(live)
         self._table.free(live)
 
-    def _arrived(self, one: _Import, live: Live) -> KVTaken:
+    def _arrived(self, one: _Import, live: Live, version: int) -> KVTaken:
         if not one.reason:
             num_to_compute = 1 if live.num_left > 0 else 0
             most = len(live.ids) - num_to_compute
             self._table.arrived(live, min(one.ref.num_tokens, most))
             self.transfer.measured(one.ref.place.num_bytes, one.read_s)
             self.num_tokens += one.ref.num_tokens
-        return self._over(one)
+        return self._over(one, version)
 
-    def _over(self, one: _Import) -> KVTaken:
+    def _over(self, one: _Import, version: int) -> KVTaken:
         one.is_over = True
         one.close()
         if one.was_late:
@@ -194,6 +194,7 @@ class Imports:
         return KVTaken(
             ref=one.ref.ref,
             num_tokens=one.ref.num_tokens if is_read or one.is_here_already else 0,
+            version=version,
             num_bytes=one.ref.place.num_bytes if is_read else 0,
             read_s=one.read_s,
             reason=one.reason,
