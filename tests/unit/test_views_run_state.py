@@ -161,6 +161,7 @@ def test_the_last_words_name_what_the_user_was_promised(state: RunState) -> None
         "0.250 before, 0.750 after (+0.500)",
         "4, 1 mid-batch join, core retained 1, returned 1",
         "2 continued (1 by move, 1 by publication), 1 publication across live requests",
+        "their prefixes   1 handed over, 0 recomputed",
         "tokens lost      0",
         "harness errors   0 caused by moves",
         "device-seconds: ",

@@ -20,6 +20,7 @@ def final_lines(summary: Mapping[str, Any], *, folder: str = "", report: str = "
         ("groups", _groups(summary["groups"])),
         ("role changes", _roles(summary)),
         ("live requests", _requests(summary)),
+        ("their prefixes", _handoffs(summary["handoffs"])),
         ("deaths", _deaths(summary["engine_deaths"])),
         ("tokens", _tokens(summary)),
         ("tokens lost", str(summary["tokens_lost"])),
@@ -182,6 +183,13 @@ def _requests(summary: Mapping[str, Any]) -> str:
     across = number(summary["publications_across_live_requests"], "publication")
     total = summary["requests_continued"]
     return f"{total} continued{f' ({detail})' if detail else ''}, {across} across live requests"
+
+
+def _handoffs(counts: Mapping[str, int]) -> str:
+    """Of requests that moved and of executions inside a tool call; nothing if none was kept."""
+    moved = f"{counts['handed_over']} handed over, {counts['recomputed']} recomputed"
+    idle = f", {counts['idle']} idle" if counts["idle"] else ""
+    return f"{moved}{idle}" if any(counts.values()) else ""
 
 
 def _counts(counts: Mapping[str, int]) -> str:
