@@ -5,6 +5,7 @@ more are refused by closing; every socket wait has a deadline; `close` cuts call
 no socket and no thread.
 """
 
+import contextlib
 import socket
 import socketserver
 import threading
@@ -39,7 +40,8 @@ class ByteServer:
     def close(self) -> None:
         self._server.shutdown()
         self._server.cut_readers()
-        self._server.server_close()
+        with contextlib.suppress(RuntimeError):  # what could not be started is joined last
+            self._server.server_close()
         self._thread.join(timeout=WAIT_S)
 
 
@@ -61,15 +63,22 @@ class _Server(socketserver.ThreadingTCPServer):
             return
         with self._lock:
             self._readers.add(request)
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread could be started
+            self._forget(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            with self._lock:
-                self._readers.discard(request)
-            self._slots.release()
+            self._forget(request)
+
+    def _forget(self, request: Any) -> None:
+        with self._lock:
+            self._readers.discard(request)
+        self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader that went away costs only its own connection."""
