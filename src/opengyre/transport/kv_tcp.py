@@ -1,4 +1,4 @@
-"""Pins of a KVMemory over TCP, for readers on other hosts.
+"""Pins of a KVMemory over TCP, on loopback.
 
 Owns: the server's words, fetching in a thread. Must not know: layers, tokens. Invariants: a key
 gives the bytes of its own pin and no others; the last word says that the pin stood until the last
@@ -23,17 +23,17 @@ from opengyre.transport.kv import Bytes, gone
 from opengyre.transport.kv_memory import KVMemory
 
 KIND = "tcp"
+_HOST = "127.0.0.1"
 _KEY_BYTES = 32
 _STANDS = b"PIN "
 _GONE = b"GONE"
 
 
 class KVServer:
-    """Listens from the first pin on, at a free port of `host`."""
+    """Listens from the first pin on, at a free port of loopback."""
 
-    def __init__(self, memory: KVMemory, *, host: str = "127.0.0.1") -> None:
+    def __init__(self, memory: KVMemory) -> None:
         self._memory = memory
-        self._host = host
         self._server: ByteServer | None = None
         self._pins: dict[str, list[tuple[int, int]]] = {}
 
@@ -44,7 +44,7 @@ class KVServer:
         self._pins[place.key] = list(ranges)
         return KVPlace(
             kind=KIND,
-            address=f"{self._host}:{server.port}",
+            address=f"{_HOST}:{server.port}",
             key=place.key,
             num_ranges=place.num_ranges,
             range_bytes=place.range_bytes,
@@ -64,9 +64,9 @@ class KVServer:
 
     def _open(self) -> ByteServer:
         try:
-            self._server = ByteServer((self._host, 0), self._answer, name="kv-tcp")
+            self._server = ByteServer((_HOST, 0), self._answer, name="kv-tcp")
         except OSError as error:
-            raise gone(f"cannot listen on {self._host}: {error}") from error
+            raise gone(f"cannot listen on {_HOST}: {error}") from error
         return self._server
 
     def _answer(self, connection: socket.socket) -> None:
