@@ -4,10 +4,10 @@ Owns: reading the system's counts. Must not know torch, or what memory is held f
 the system does not say, the answer is 0.
 """
 
+import mmap
 from pathlib import Path
 from typing import Protocol
 
-_PAGE_BYTES = 4096
 _SELF = Path("/proc/self")
 _PEAK, _RESET_PEAK = "VmHWM:", "5"
 
@@ -15,7 +15,7 @@ _PEAK, _RESET_PEAK = "VmHWM:", "5"
 def resident_bytes() -> int:
     """Resident set size of this process. Pages that several processes map count in each."""
     try:
-        return int((_SELF / "statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+        return int((_SELF / "statm").read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
     except OSError:
         return 0
 
