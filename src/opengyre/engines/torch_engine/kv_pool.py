@@ -109,6 +109,8 @@ class KVPool:
         if self._owner is not None and self._owner() is not None:
             raise InvariantError("KV memory is still referenced after release")
         self._owner = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def layer(self, index: int) -> Tensor:
         return self._held()[index]
