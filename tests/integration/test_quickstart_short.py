@@ -50,8 +50,10 @@ def _satellite(run: Run) -> EngineView:
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    """As many tasks as groups until then, so that what the satellite hands over is of tasks that no
+    other engine has seen: it must be read."""
     folder = tmp_path_factory.mktemp("quickstart")
-    train = make_tasks(folder / "train", seed=21, num=8)
+    train = make_tasks(folder / "train", seed=21, num=16)
     held_out = make_tasks(folder / "eval", seed=22, num=4)
     sets = (f'eval.path="{held_out}"', 'engine.kv_handoff="on"', *SHORT)
     return drive(folder, train, *sets, watch=slow_satellite, config=QUICKSTART, deadline_s=240)
