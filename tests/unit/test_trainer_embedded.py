@@ -1,8 +1,12 @@
 """The role switch of the embedded cell: the engine's side is put back as it was."""
 
 import gc
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +18,7 @@ from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.optimizer import AdamWSettings
 from opengyre.trainer.packed_model import ATTENTION
 from opengyre.trainer.reference import Reference
-from opengyre.trainer.stage import StageSettings
+from opengyre.trainer.stage import Stage, StageSettings
 from opengyre.trainer.whole_model import WholeModel
 from opengyre.transport.weights_shm import SharedMemoryPlane
 
@@ -139,3 +143,28 @@ def test_a_greedy_temperature_is_refused(tmp_path: Path) -> None:
     plane = SharedMemoryPlane(tmp_path, slot="w")
     with pytest.raises(ConfigError, match=r"temperature 0\.0"):
         whole_cell(_model(), weights=plane, gradients=plane, settings=settings)
+
+
+def test_sums_of_others_are_added_one_at_a_time_and_a_lost_one_changes_nothing() -> None:
+    settings = StageSettings(loss=StreamedLoss(), optimizer=AdamWSettings(learning_rate=1e-3))
+    stage = Stage(WholeModel(_model(), temperature=1.0), settings=settings, is_last=True)
+    stage.enter()
+    num_weights = len(stage.sums.flat)
+    before: list[weakref.ref[np.ndarray[Any, Any]]] = []
+
+    def pulled(last: int) -> Iterator[np.ndarray[Any, Any]]:
+        for number in (1, 2, 4):
+            assert all(one() is None for one in before), "the one before is still held"
+            if number == last:
+                raise BoundaryError("reduce", "the member is gone", retryable=True)
+            part = np.full(num_weights, number, dtype=np.float32)
+            before.append(weakref.ref(part))
+            yield part
+            del part
+
+    stage.add_to_copy(pulled(last=0))
+    assert set(stage.reduced.tolist()) == {7.0}
+    with pytest.raises(BoundaryError, match="gone"):
+        stage.add_to_copy(pulled(last=4))
+    assert set(stage.reduced.tolist()) == {7.0}
+    assert set(stage.sums.flat.tolist()) == {0.0}

@@ -119,7 +119,7 @@ class StageDesk:
                 flat = {sums_name(self.place.stage): _host(stage.sums.flat)}
                 return o.Shared(part=self.gradients.expose(flat, order.step))
             case o.AddSums():
-                stage.add_to_copy([self._pull_sums(one) for one in order.members])
+                stage.add_to_copy(self._pull_sums(one) for one in order.members)
             case o.AddTogether():
                 self._add_together(order.rendezvous)
             case o.ShareTied():

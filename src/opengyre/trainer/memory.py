@@ -25,7 +25,8 @@ _NUM_EXPOSED = 2
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """`number_bytes`: of one number of weights, caches and sums. `keeps_reference`: a divergence
-    from the initial weights is in the loss. `exposes_sums`: gradients travel as a star."""
+    from the initial weights is in the loss. `exposes_sums`: config says that gradients travel as a
+    star; those of a group that fell back to it are not predicted."""
 
     number_bytes: int
     num_kv_tokens: int
@@ -63,7 +64,7 @@ def in_rollout(sizes: ModelSizes, plan: MemoryPlan) -> MemoryHeld:
 
 def in_training(sizes: ModelSizes, plan: MemoryPlan) -> MemoryHeld:
     """A cell as trainer. While sums are reduced there is a copy of them more for a moment, and
-    another where they come as a star; activations have ended by then."""
+    another, of one member at a time, where they come as a star; activations have ended by then."""
     num_trained = sum(sizes.num_stage_weights)
     num_weights = sizes.num_weights + sum(sizes.num_stage_weights[1:]) + _num_frozen(sizes, plan)
     work = sum(work_bytes(sizes, plan, stage=stage) for stage in range(sizes.num_stages))

@@ -8,7 +8,7 @@ unnormalised until `prepare`; a number that is not finite never reaches the weig
 import ctypes
 import gc
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,11 +193,13 @@ class Stage:
         self._activations.end()
         return None if graph.received is None else graph.received.grad
 
-    def add_to_copy(self, parts: Sequence[np.ndarray[Any, Any]]) -> None:
-        """`reduced` is a copy of the own sums and `parts`, flat each, in their order."""
+    def add_to_copy(self, parts: Iterable[np.ndarray[Any, Any]]) -> None:
+        """`reduced` is a copy of the own sums and `parts`, flat each, in their order; one is
+        held at a time. It stays what it was if one cannot be had."""
         reduced = self.sums.flat.clone()
         for part in parts:
             reduced += torch.from_numpy(part).to(reduced.device)
+            del part  # before the next one is asked for
         self._reduced = reduced
 
     def shared_gradient(self, name: str) -> Tensor:
