@@ -162,9 +162,11 @@ class GatewayProcess:
     async def _reconnect(self, old: RemoteEngine, message: m.ConnectEngine) -> RemoteEngine | None:
         link = self._link(message)
         try:
-            await link.open()
-        except BoundaryError as error:
-            log.warning("%s: no new connection: %s", message.engine, error)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await link.open()
+        except (BoundaryError, TimeoutError) as error:
+            why = str(error) or f"no answer in {CONNECT_TIMEOUT_S:g} s"
+            log.warning("%s: no new connection: %s", message.engine, why)
             await link.close()
             return None
         if self._links.get(message.engine) is not old:
