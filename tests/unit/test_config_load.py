@@ -118,6 +118,7 @@ def test_a_refusal_is_one_line_with_key_value_and_what_was_expected(
         (["schedule.hold_max_s=10"], "schedule.hold_max_s = 10"),
         (["sampling.max_new_tokens=8192"], "sampling.max_new_tokens = 8192"),
         (["engine.kv_tokens=65536"], "engine.kv_tokens = 65536: expected at least 262144"),
+        (["model.dtype=bfloat16"], 'model.dtype = "bfloat16": expected "float32" or "float64"'),
         (["training.micro_step_tokens=100"], "training.micro_step_tokens = 100"),
         (["eval.path=tasks"], "eval.path"),
         (["eval.path=e", "eval.at_start=false", "eval.at_end=false"], "eval.every_bursts = 0"),

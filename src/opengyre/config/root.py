@@ -65,6 +65,7 @@ def find_problems(config: RunConfig) -> list[str]:
         *_schedule_problems(config.schedule),
         *_policy_problems(config),
         *_token_problems(config),
+        *_embedded_problems(config),
         *_task_problems(config),
         *_program_problems(config),
         *_gateway_problems(config.gateway),
@@ -133,14 +134,24 @@ def _token_problems(config: RunConfig) -> list[str]:
             f"training.micro_step_tokens = {num}: expected at least sampling.context_tokens = "
             f"{context}; one path must fit"
         )
-    most, num = config.engine.max_batch * context, config.engine.kv_tokens
-    if num is not None and num < most and config.topology.engine == "embedded":
+    most, room = config.engine.max_batch * context, config.engine.kv_tokens
+    if room is not None and room < most and config.topology.engine == "embedded":
         problems.append(
-            f"engine.kv_tokens = {num}: expected at least {most}, which is engine.max_batch = "
+            f"engine.kv_tokens = {room}: expected at least {most}, which is engine.max_batch = "
             f"{config.engine.max_batch} times sampling.context_tokens = {context}; lower one of "
             "them, or leave kv_tokens out"
         )
     return problems
+
+
+def _embedded_problems(config: RunConfig) -> list[str]:
+    if config.topology.engine != "embedded" or config.model.dtype != "bfloat16":
+        return []
+    return [
+        'model.dtype = "bfloat16": expected "float32" or "float64" with topology.engine = '
+        '"embedded", because cells sum gradients and update weights in this type; leave it out for '
+        "float32"
+    ]
 
 
 def _task_problems(config: RunConfig) -> list[str]:

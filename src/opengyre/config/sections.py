@@ -30,7 +30,8 @@ class ModelConfig(Section):
 
     path: ModelPath = Field(description="model folder (safetensors + tokenizer) or hub id")
     dtype: Literal["float32", "bfloat16", "float64"] = Field(
-        default="float32", description="type of weights and activations"
+        default="float32",
+        description="type of weights and activations; no bfloat16 where cells train",
     )
 
 
