@@ -119,6 +119,10 @@ def test_a_refusal_is_one_line_with_key_value_and_what_was_expected(
         (["sampling.max_new_tokens=8192"], "sampling.max_new_tokens = 8192"),
         (["engine.kv_tokens=65536"], "engine.kv_tokens = 65536: expected at least 262144"),
         (["model.dtype=bfloat16"], 'model.dtype = "bfloat16": expected "float32" or "float64"'),
+        (
+            ["engine.kv_handoff=off", "engine.kv_handoff_idle=true"],
+            'engine.kv_handoff_idle = true: expected engine.kv_handoff = "on" or "auto"',
+        ),
         (["training.micro_step_tokens=100"], "training.micro_step_tokens = 100"),
         (["eval.path=tasks"], "eval.path"),
         (["eval.path=e", "eval.at_start=false", "eval.at_end=false"], "eval.every_bursts = 0"),
@@ -199,6 +203,18 @@ def test_run_ahead_beyond_the_slots_without_the_core_warns_with_the_number(least
     assert "128 executions" in warning
     assert "24 slots" in warning
     assert not config_warnings(load_config(least, ["topology.slots_per_standalone=112"]))
+
+
+def test_sampling_from_less_than_the_trainer_counts_on_is_told(least: Path) -> None:
+    room = "topology.slots_per_standalone=112"
+    cut = ["sampling.top_p=0.95", "sampling.min_p=0.1"]
+    (warning,) = config_warnings(load_config(least, [room, *cut]))
+    assert warning.startswith("sampling.top_p = 0.95 and sampling.min_p = 0.1: ")
+    (warning,) = config_warnings(load_config(least, [room, "sampling.top_k=50"]))
+    assert warning.startswith("sampling.top_k = 50: ")
+    assert not config_warnings(load_config(least, [room, "sampling.temperature=0.5"]))
+    emulated = ["topology.engine=scripted", "topology.cell=emulated", "engine.scripted.policy=p:f"]
+    assert not config_warnings(load_config(least, [room, *cut, *emulated]))
 
 
 def test_a_config_cannot_be_changed_after_it_was_read(least: Path) -> None:

@@ -66,6 +66,7 @@ def find_problems(config: RunConfig) -> list[str]:
         *_policy_problems(config),
         *_token_problems(config),
         *_embedded_problems(config),
+        *_handoff_problems(config.engine),
         *_task_problems(config),
         *_program_problems(config),
         *_gateway_problems(config.gateway),
@@ -79,7 +80,11 @@ def find_problems(config: RunConfig) -> list[str]:
 
 def config_warnings(config: RunConfig) -> list[str]:
     """What works, but not as a reader of the config would expect; one line each."""
-    return [*_ahead_warnings(config), *objective_warnings(config.training)]
+    return [
+        *_ahead_warnings(config),
+        *_sampling_warnings(config),
+        *objective_warnings(config.training),
+    ]
 
 
 def _ahead_warnings(config: RunConfig) -> list[str]:
@@ -92,6 +97,18 @@ def _ahead_warnings(config: RunConfig) -> list[str]:
     return [
         f"schedule.run_ahead keeps {ahead} executions ({what}) ahead, but only {free} slots "
         f"remain without the core: it can leave rollout only after {ahead - free} of them closed"
+    ]
+
+
+def _sampling_warnings(config: RunConfig) -> list[str]:
+    own, chosen = SamplingConfig(), config.sampling
+    cut = [key for key in ("top_p", "top_k", "min_p") if getattr(chosen, key) != getattr(own, key)]
+    if not cut or config.topology.engine != "embedded":
+        return []
+    told = " and ".join(f"sampling.{key} = {getattr(chosen, key):g}" for key in cut)
+    return [
+        f"{told}: log probabilities are recorded of the tokens that this keeps, the trainer's are "
+        "of all tokens, so ratios are off from the start; leave it out"
     ]
 
 
@@ -151,6 +168,15 @@ def _embedded_problems(config: RunConfig) -> list[str]:
         'model.dtype = "bfloat16": expected "float32" or "float64" with topology.engine = '
         '"embedded", because cells sum gradients and update weights in this type; leave it out for '
         "float32"
+    ]
+
+
+def _handoff_problems(engine: EngineConfig) -> list[str]:
+    if not engine.kv_handoff_idle or engine.kv_handoff != "off":
+        return []
+    return [
+        'engine.kv_handoff_idle = true: expected engine.kv_handoff = "on" or "auto" beside it; it '
+        'is "off"'
     ]
 
 
