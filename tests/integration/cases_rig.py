@@ -75,7 +75,7 @@ SAID = (WORDS, THOUGHT, (("bash", ARGUMENTS),), "calls")
 
 
 class Witness:
-    """The engine behind it, with everything that it was asked and that it gave.
+    """The engine behind it, with everything that it was asked and that it gave, up to a cancel.
 
     `cut_at`: the first submission ends there, after so many tokens, as `how` says: frozen, an
     error, "" for an end without a word, or "silent" for ever. `on_cut` is called then.
@@ -116,9 +116,11 @@ class Witness:
             num_left -= len(chunk.ids)
             num_before_stall -= len(chunk.ids)
             is_last = chunk.finish is not None
-            given.append(chunk if cut_at is None else replace(chunk, finish=None))
+            told = chunk if cut_at is None else replace(chunk, finish=None)
+            if request.request_id not in self.cancelled:
+                given.append(told)
             self._count(chunk)
-            yield given[-1]
+            yield told
             if is_last and cut_at is None:
                 return
         await self.inner.cancel(request.request_id)

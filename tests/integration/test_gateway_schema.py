@@ -109,6 +109,19 @@ def test_what_is_generated_from_the_document_is_answered_as_it_says(
         assert MAY_BE_REFUSED.search(response.text), response.text
 
 
+@pytest.mark.parametrize("operation", ["chat", "responses", "messages"])
+def test_a_streamed_answer_is_what_the_document_says(operation: str, gateway: str) -> None:
+    """Whatever is generated, a stream is among it."""
+    words = [{"role": "user", "content": "x"}]
+    body = {"stream": True, "max_tokens": 8, "messages": words}
+    if operation == "responses":
+        body = {"stream": True, "input": "x"}
+    case = schema.find_operation_by_id(operation).Case(body=body, media_type="application/json")
+    response = case.call(base_url=gateway, headers=KEY)
+    assert response.headers["content-type"][0].startswith("text/event-stream")
+    case.validate_response(response, checks=CHECKS)
+
+
 NO_REQUEST = {
     "nothing": b"",
     "a torn object": b'{"messages": [',
