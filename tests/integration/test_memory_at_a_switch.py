@@ -6,8 +6,10 @@ The cell's own handler, engine, training side and stage processes; only the cont
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ SLACK_BYTES = 24 * MIB
 """What the allocator keeps of what was given back: a quarter of the KV or of the activations."""
 UNEQUAL = {"resident_bytes": 0, "activations_bytes": 0, "exposed_bytes": 0}
 PROGRAM_BYTES = 600 * MIB
-"""One process with its libraries, that of the tests too."""
+"""One process with its libraries."""
 
 CONFIG = """
 [run]
@@ -254,8 +256,11 @@ def cell(request: pytest.FixtureRequest) -> tuple[int, int]:
 def reports(
     cell: tuple[int, int], folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Reports:
+    """Of a process of its own: what tests before these left in this one would count."""
     number, num_stages = cell
-    return _reports(folder, tmp_path_factory.mktemp("cell"), cell=number, num_stages=num_stages)
+    work = tmp_path_factory.mktemp("cell")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_reports, folder, work, cell=number, num_stages=num_stages).result()
 
 
 def test_a_trainer_holds_no_kv_and_an_engine_holds_no_sums(reports: Reports) -> None:
