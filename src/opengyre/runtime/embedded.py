@@ -15,6 +15,8 @@ import torch
 from transformers import AutoConfig
 
 from opengyre.config.root import RunConfig
+from opengyre.config.schedule import TopologyConfig
+from opengyre.control.ids import standalone_engine_id
 from opengyre.engines.compute import ComputeThread
 from opengyre.engines.torch_engine.engine import TorchEngine, TorchEngineConfig
 from opengyre.engines.torch_engine.model import load_model
@@ -76,7 +78,9 @@ def build_engine(config: RunConfig, setup: CellSetup, compute: ComputeThread) ->
     use_threads(config.engine.threads)
     torch.manual_seed(config.run.seed)
     model = load_model(
-        Path(config.model.path), dtype=DTYPES[config.model.dtype], device=str(_device(0))
+        Path(config.model.path),
+        dtype=DTYPES[config.model.dtype],
+        device=str(_device(config, setup, stage=0)),
     )
     context_tokens = config.sampling.context_tokens
     engine = TorchEngine(
@@ -114,7 +118,8 @@ def build_training(
         weights=planes.weights,
         gradients=planes.gradients,
     )
-    link = _link(setup, place, store.address) if others.channels else None
+    device = _device(config, setup, stage=0)
+    link = _link(setup, place, store.address, device) if others.channels else None
     for channel in others.channels:
         _take_ready(channel.receive(timeout_s=ANSWER_S))
     backend = EmbeddedCell(
@@ -133,12 +138,13 @@ def open_stage(config: RunConfig, message: StageSetup) -> Iterator[StageParts]:
     use_threads(config.engine.threads)
     settings, setup = _settings(config), message.cell
     num_stages = message.num_stages
+    device = _device(config, setup, stage=message.stage)
     model = load_cut(
         Path(config.model.path),
         stage=message.stage,
         num_stages=num_stages,
         dtype=DTYPES[config.model.dtype],
-        device=_device(message.stage),
+        device=device,
         temperature=settings.temperature,
     )
     tied = _tied(AutoConfig.from_pretrained(config.model.path), num_stages)
@@ -152,7 +158,7 @@ def open_stage(config: RunConfig, message: StageSetup) -> Iterator[StageParts]:
             gradients=planes.gradients,
         )
         desk.stage.leave(keeps_weights=setup.cell == 0)
-        link = _link(setup, place, message.store)
+        link = _link(setup, place, message.store, device)
         follower = Follower(desk.stage, link=link, stage=place.stage, num_stages=num_stages)
         yield StageParts(desk=desk, follower=follower)
         desk.groups.close()
@@ -168,13 +174,13 @@ def _tied(model_config: Any, num_stages: int) -> str:
     return TIED if model_config.tie_word_embeddings and num_stages > 1 else ""
 
 
-def _link(setup: CellSetup, place: Place, store: str) -> Link:
+def _link(setup: CellSetup, place: Place, store: str, device: torch.device) -> Link:
     return open_link(
         store,
         name=f"{setup.engine}-{setup.incarnation}",
         stage=place.stage,
         num_stages=place.num_stages,
-        device=str(_device(place.stage)),
+        device=str(device),
     )
 
 
@@ -185,11 +191,21 @@ def _take_ready(answer: object) -> None:
         raise BoundaryError(answer.boundary, answer.reason, retryable=answer.retryable)
 
 
-def _device(stage: int) -> torch.device:
-    """Stages of a cell lie on neighbouring devices where there are some (not run on a GPU)."""
+def device_number(setup: CellSetup, topology: TopologyConfig, *, stage: int, num: int) -> int:
+    """Of `num` devices: each process of a run has the next one, cells stage by stage, then
+    standalone engines."""
+    if setup.cell is not None:
+        return (setup.cell * topology.stages_per_cell + stage) % num
+    alone: list[str] = [standalone_engine_id(k) for k in range(topology.num_standalone)]
+    return (topology.num_cells * topology.stages_per_cell + alone.index(setup.engine)) % num
+
+
+def _device(config: RunConfig, setup: CellSetup, *, stage: int) -> torch.device:
+    """Of this process and `stage`; on CUDA not run."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", stage % torch.cuda.device_count())
+    num = torch.cuda.device_count()
+    return torch.device("cuda", device_number(setup, config.topology, stage=stage, num=num))
 
 
 def _settings(config: RunConfig) -> StageSettings:
