@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from opengyre.config.root import RunConfig
+from opengyre.engines.desk import STEP_DEADLINE_S
 from opengyre.runtime.reduction import Form
 from opengyre.runtime.run import CLAIM_LEASE_S
 from opengyre.runtime.supervise import MAX_RESTARTS
@@ -90,6 +91,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         "one chunk through a group": DEFAULT.stall_s,
         "a whole reduce": DEFAULT.reduce_s,
         "an order to a stage": ANSWER_S,
+        "a step of an engine": STEP_DEADLINE_S,
     }
     assert DEFAULT.star_s == DEFAULT.reduce_s
     assert f"| {CHUNK_BYTES // 2**20} MiB of sums |" in PAGE

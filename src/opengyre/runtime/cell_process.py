@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from opengyre.engines.desk import STEP_DEADLINE_S
 from opengyre.runtime import messages as m
 from opengyre.runtime.cell_memory import CellMemory
 from opengyre.runtime.child import Child, run_child
@@ -22,14 +23,32 @@ from opengyre.runtime.claims import Claims, WorkInHand
 from opengyre.runtime.parts import CellParts, build_parts
 from opengyre.runtime.stages import StageProcesses
 from opengyre.seams.cells import CellBackend, StepCounts
+from opengyre.seams.engine import EngineStats
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.weights import Snapshot
 from opengyre.store.observations import Role
 from opengyre.transport.framed import Peer
 
 HEALTH_EVERY_S = 1.0
+MAX_STILL_LOOKS = int(STEP_DEADLINE_S / HEALTH_EVERY_S)
 
 log = logging.getLogger(__name__)
+
+
+class Progress:
+    """Looks are counted, not seconds: a process that was stopped was not looked at meanwhile."""
+
+    def __init__(self) -> None:
+        self._made: tuple[int, ...] = ()
+        self._num_still = 0
+
+    def look(self, stats: EngineStats) -> int:
+        """How many times in a row requests ran and nothing was made since the look before."""
+        made = (stats.num_generated_tokens, stats.num_prefill_tokens, stats.num_imported_tokens)
+        is_still = stats.num_running > 0 and made == self._made
+        self._num_still = self._num_still + 1 if is_still else 0
+        self._made = made
+        return self._num_still
 
 
 class CellProcess:
@@ -52,11 +71,17 @@ class CellProcess:
         return asyncio.get_running_loop().time()
 
     async def watch_health(self) -> None:
-        """A broken engine ends the process: it is replaced, not asked again and again."""
+        """A broken engine ends the process: it is replaced, not asked again and again. So does one
+        that hangs in a step; nobody could wait for the end of that."""
+        progress = Progress()
         while True:
             await asyncio.sleep(HEALTH_EVERY_S)
-            if failure := self._parts.engine.stats().failure:
-                raise BoundaryError("engine", failure, retryable=False)
+            stats = self._parts.engine.stats()
+            if stats.failure:
+                raise BoundaryError("engine", stats.failure, retryable=False)
+            if progress.look(stats) >= MAX_STILL_LOOKS:
+                log.error("this process ends: its engine made nothing in %g s", STEP_DEADLINE_S)
+                await self._child.die()
 
     async def handle(self, message: Any) -> m.Message | None:
         match message:
