@@ -118,6 +118,7 @@ def test_a_refusal_is_one_line_with_key_value_and_what_was_expected(
         (["schedule.hold_max_s=10"], "schedule.hold_max_s = 10"),
         (["sampling.max_new_tokens=8192"], "sampling.max_new_tokens = 8192"),
         (["engine.kv_tokens=65536"], "engine.kv_tokens = 65536: expected at least 262144"),
+        (["sampling.temperature=0"], "sampling.temperature = 0: expected more than 0"),
         (["model.dtype=bfloat16"], 'model.dtype = "bfloat16": expected "float32" or "float64"'),
         (
             ["engine.kv_handoff=off", "engine.kv_handoff_idle=true"],

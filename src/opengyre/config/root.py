@@ -162,13 +162,21 @@ def _token_problems(config: RunConfig) -> list[str]:
 
 
 def _embedded_problems(config: RunConfig) -> list[str]:
-    if config.topology.engine != "embedded" or config.model.dtype != "bfloat16":
+    if config.topology.engine != "embedded":
         return []
-    return [
-        'model.dtype = "bfloat16": expected "float32" or "float64" with topology.engine = '
-        '"embedded", because cells sum gradients and update weights in this type; leave it out for '
-        "float32"
-    ]
+    problems = []
+    if config.model.dtype == "bfloat16":
+        problems.append(
+            'model.dtype = "bfloat16": expected "float32" or "float64" with topology.engine = '
+            '"embedded", because cells sum gradients and update weights in this type; leave it '
+            "out for float32"
+        )
+    if config.sampling.temperature == 0:
+        problems.append(
+            "sampling.temperature = 0: expected more than 0 with topology.engine = "
+            '"embedded", because what greedy sampling chose has no probability to train on'
+        )
+    return problems
 
 
 def _handoff_problems(engine: EngineConfig) -> list[str]:
