@@ -5,7 +5,7 @@ seam to another process. Invariants: each request gets exactly one terminal chun
 is set) which carries nothing that was not streamed; weights are written only while paused.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -159,6 +159,3 @@ class Engine(RequestEngine, Protocol):
     async def restore(self) -> None: ...
 
     def stats(self) -> EngineStats: ...
-
-
-EngineFactory = Callable[[], Engine]
