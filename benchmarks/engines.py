@@ -27,7 +27,8 @@ from opengyre.engines.compute import ComputeThread
 from opengyre.engines.torch_engine.engine import TorchEngine, TorchEngineConfig
 from opengyre.seams.engine import GenerateRequest
 from opengyre.transport.chunk_stream import collect
-from opengyre.transport.engine_link import EngineServer, RemoteEngine
+from opengyre.transport.engine_link import RemoteEngine
+from opengyre.transport.engine_server import EngineServer
 
 PROMPT_TOKENS = 40
 NEW_TOKENS = 64

@@ -30,7 +30,7 @@ from opengyre.trainer.loss import StreamedLoss
 from opengyre.trainer.optimizer import AdamWSettings
 from opengyre.trainer.stage import StageSettings
 from opengyre.transport.chunk_stream import collect
-from opengyre.transport.engine_link import EngineServer
+from opengyre.transport.engine_server import EngineServer
 from opengyre.transport.framed import connect
 from opengyre.transport.weights_shm import SharedMemoryPlane
 

@@ -28,7 +28,8 @@ from opengyre.engines.compute import ComputeThread
 from opengyre.engines.scripted import ScriptedConfig, ScriptedEngine, pseudo_logprob
 from opengyre.engines.torch_engine.engine import TorchEngine, TorchEngineConfig
 from opengyre.seams.engine import Chunk, Engine, EngineStats, GenerateRequest
-from opengyre.transport.engine_link import EngineServer, RemoteEngine
+from opengyre.transport.engine_link import RemoteEngine
+from opengyre.transport.engine_server import EngineServer
 
 CONTEXT_TOKENS = 96
 MAX_RUNNING = 4
@@ -190,9 +191,8 @@ class Bench:
     server: EngineServer | None
 
     async def stats(self) -> EngineStats:
-        if self.server is None:
-            return self.engine.stats()
-        return await self.front.ask_stats()
+        stats: EngineStats = self.engine.stats()
+        return stats
 
     async def update(self, version: int) -> None:
         """Publish the weights of seed `version` as `version` and serve them."""

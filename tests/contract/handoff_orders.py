@@ -30,7 +30,8 @@ from opengyre.engines.compute import ComputeThread
 from opengyre.seams.engine import Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.kv import KVRef, KVRelease
-from opengyre.transport.engine_link import EngineServer, RemoteEngine
+from opengyre.transport.engine_link import RemoteEngine
+from opengyre.transport.engine_server import EngineServer
 
 LEASE_S = 0.15
 NUM_TOKENS = 40

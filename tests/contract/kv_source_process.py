@@ -6,7 +6,7 @@ import sys
 import torch
 from handoff_rig import KINDS, engine_of
 
-from opengyre.transport.engine_link import EngineServer
+from opengyre.transport.engine_server import EngineServer
 
 
 async def main(kind_name: str, address: str, name: str) -> None:

@@ -11,20 +11,13 @@ import msgspec
 import pytest
 
 from opengyre.engines.scripted import ScriptedConfig, ScriptedEngine
-from opengyre.seams.engine import Chunk, Finish, GenerateRequest
+from opengyre.seams.engine import ENGINE_LOST, Chunk, Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.kv import KVRef, KVRelease
 from opengyre.transport.chunk_stream import collect
-from opengyre.transport.engine_link import (
-    ENGINE_LOST,
-    LINK_WIRE,
-    AskCaps,
-    CapsTold,
-    ChunksTold,
-    EngineServer,
-    RemoteEngine,
-    Submit,
-)
+from opengyre.transport.engine_link import RemoteEngine
+from opengyre.transport.engine_messages import LINK_WIRE, AskCaps, CapsTold, ChunksTold, Submit
+from opengyre.transport.engine_server import EngineServer
 from opengyre.transport.framed import Peer, serve
 
 DEADLINE_S = 20.0

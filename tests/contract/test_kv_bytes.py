@@ -17,8 +17,9 @@ import pytest
 from opengyre.control.errors import InvariantError
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.kv import KVPlace
-from opengyre.transport.kv import KVReading, open_reading
+from opengyre.transport.kv import KVReading
 from opengyre.transport.kv_memory import KVMemory
+from opengyre.transport.kv_open import open_reading
 from opengyre.transport.kv_tcp import KVServer
 
 RANGES = [(0, 5000), (20_000, 5000), (40_000, 5000)]

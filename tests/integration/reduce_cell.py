@@ -30,7 +30,7 @@ from opengyre.seams.weights import Snapshot
 from opengyre.trainer.emulated import EmulatedCell, EmulatedSettings
 from opengyre.trainer.group_limits import GroupLimits
 from opengyre.trainer.prefix_groups import GroupStore, PrefixGroups
-from opengyre.transport.engine_link import EngineServer
+from opengyre.transport.engine_server import EngineServer
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 

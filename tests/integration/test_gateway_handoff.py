@@ -17,7 +17,8 @@ from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
 from opengyre.gateway.handoffs import Handoff
 from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.seams.kv import HandoffStage, KVRef
-from opengyre.transport.engine_link import EngineServer, RemoteEngine
+from opengyre.transport.engine_link import RemoteEngine
+from opengyre.transport.engine_server import EngineServer
 
 OFFERED, ACKNOWLEDGED = HandoffStage.OFFERED, HandoffStage.ACKNOWLEDGED
 TAKEN_OVER, RELEASED = HandoffStage.TAKEN_OVER, HandoffStage.RELEASED

@@ -12,7 +12,8 @@ from opengyre.gateway.gateway import Gateway, GatewayEvents, GatewaySettings
 from opengyre.gateway.rendering.renderer import load_renderer
 from opengyre.seams.records import TurnRecord
 from opengyre.store.segments import SegmentReader, SegmentWriter
-from opengyre.transport.engine_link import EngineServer, RemoteEngine
+from opengyre.transport.engine_link import RemoteEngine
+from opengyre.transport.engine_server import EngineServer
 
 ANSWER = "a long answer of many words " * 5
 BODY = {"messages": [{"role": "user", "content": "go"}], "stream": True}

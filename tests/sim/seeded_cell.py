@@ -25,7 +25,7 @@ from opengyre.seams.weights import Snapshot
 from opengyre.trainer.emulated import NAME, EmulatedCell, EmulatedSettings
 from opengyre.trainer.wire import micro_step
 from opengyre.trajectory.bundles import Bundle
-from opengyre.transport.engine_link import EngineServer
+from opengyre.transport.engine_server import EngineServer
 from tests.sim.seeded_policy import respond
 
 NUM_WEIGHTS = 16

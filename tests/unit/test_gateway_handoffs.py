@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from opengyre.gateway.continuation import Continued, Generation, GenerationPlan
-from opengyre.gateway.handoffs import ENGINE_LOST, Handoff, Handoffs
+from opengyre.gateway.handoffs import Handoff, Handoffs
 from opengyre.gateway.routing import NoEngine, Routing
-from opengyre.seams.engine import Chunk, EngineCaps, Finish, GenerateRequest
+from opengyre.seams.engine import ENGINE_LOST, Chunk, EngineCaps, Finish, GenerateRequest
 from opengyre.seams.kv import HandoffStage, KVPlace, KVRef, KVRelease, KVTaken
 from opengyre.transport.chunk_stream import ChunkReader, ChunkStream
 

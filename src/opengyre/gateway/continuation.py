@@ -17,7 +17,7 @@ import msgspec
 
 from opengyre.gateway.handoffs import Handoffs, Kept, wrong_with
 from opengyre.gateway.routing import EngineLost, NoEngine, Routing, Seat
-from opengyre.seams.engine import Chunk, Finish, GenerateRequest
+from opengyre.seams.engine import ENGINE_LOST, Chunk, Finish, GenerateRequest
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.kv import KVRef
 from opengyre.seams.records import Span
@@ -217,7 +217,7 @@ class Generation:
                     yield chunk
         except (EngineLost, BoundaryError) as error:
             is_over = True
-            yield Chunk(finish=Finish.ERROR, reason=str(error) or "engine lost")
+            yield Chunk(finish=Finish.ERROR, reason=str(error) or ENGINE_LOST)
         finally:
             if not is_over:
                 await _cancel(seat, request.request_id)

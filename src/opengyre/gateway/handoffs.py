@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from opengyre.gateway.routing import EngineLost, Routing, Seat
+from opengyre.seams.engine import ENGINE_LOST
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.kv import HandoffStage, KVRef, KVRelease, KVTaken
 
@@ -23,7 +24,6 @@ MAX_KEPT = 4096
 MAX_IMPORTS = 4
 RELEASE_DEADLINE_S = 5.0
 IMPORT_DEADLINE_S = 30.0
-ENGINE_LOST = "engine lost"
 NO_ANSWER = "no answer"
 UNUSED = "unused"
 _ASK_AGAIN_S = 0.2

@@ -23,7 +23,7 @@ from opengyre.seams.engine import Engine
 from opengyre.seams.memory import MemoryHeld
 from opengyre.seams.weights import Snapshot
 from opengyre.store.observations import Role
-from opengyre.transport.engine_link import EngineServer
+from opengyre.transport.engine_server import EngineServer
 
 END_OF_TURN = "<|im_end|>"
 

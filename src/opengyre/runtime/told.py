@@ -15,7 +15,7 @@ from opengyre.runtime.gateways import Gateways
 from opengyre.runtime.steps import Steps
 from opengyre.seams.errors import BoundaryError
 from opengyre.store.observations import AnyObservation, Continued, Handoff, TurnRecorded
-from opengyre.transport.engine_link import DOOR_IS_CLOSED
+from opengyre.transport.engine_messages import DOOR_IS_CLOSED
 
 
 class Told:

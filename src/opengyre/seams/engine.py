@@ -13,6 +13,9 @@ import msgspec
 
 from opengyre.seams.kv import KVRef, KVRelease, KVTaken
 
+ENGINE_LOST = "engine lost"
+"""Why a request ended at whoever asked an engine that is gone."""
+
 
 class Finish(StrEnum):
     STOP = "stop"

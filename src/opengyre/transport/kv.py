@@ -1,4 +1,4 @@
-"""Reading a pinned prefix: by which kind of place, and what every reading promises.
+"""Reading a pinned prefix: what every reading promises, whatever the kind of its place.
 
 Must not know: engines, tokens. Invariants: bytes count only after `check`, which says that the pin
 stood until they were copied; whatever a place says is tried against what is there.
@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from opengyre.seams.errors import BoundaryError
-from opengyre.seams.kv import KVPlace
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -35,20 +34,6 @@ class KVReading(Protocol):
     def close(self) -> None:
         """Nothing is read any more. Idempotent."""
         ...
-
-
-def open_reading(place: KVPlace) -> KVReading:
-    """Raises BoundaryError for a place that is gone, or none."""
-    from opengyre.transport.kv_memory import MemoryReading
-    from opengyre.transport.kv_tcp import TcpReading
-
-    match place.kind:
-        case "shm":
-            return MemoryReading(place)
-        case "tcp":
-            return TcpReading(place)
-        case _:
-            raise gone(f"nothing is read from a place of kind {place.kind!r}")
 
 
 def gone(reason: str) -> BoundaryError:

@@ -17,7 +17,8 @@ from opengyre.engines.torch_engine.kv_pool import KVPool
 from opengyre.engines.torch_engine.slots import SlotTable
 from opengyre.seams.errors import BoundaryError
 from opengyre.seams.kv import KVRef, KVTaken
-from opengyre.transport.kv import KVReading, open_reading
+from opengyre.transport.kv import KVReading
+from opengyre.transport.kv_open import open_reading
 
 STEP_BYTES = 64 * 2**20
 MIN_PREFILL_TOKENS = 32
