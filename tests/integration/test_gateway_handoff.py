@@ -59,9 +59,16 @@ class Site:
         self.servers[engine].close_door()
         await self.servers[engine].freeze_all(keeps_kv=True)
 
-    async def ask(self, execution: str = "e1") -> str:
+    async def ask(self, execution: str = "e1", *, after: str = "") -> str:
+        """`after`: the answer before, which this call goes on from."""
         url = f"{self.gateway.address}/{execution}/v1/chat/completions"
-        body = {"messages": [{"role": "user", "content": "go"}]}
+        messages = [{"role": "user", "content": "go"}]
+        if after:
+            messages += [
+                {"role": "assistant", "content": after},
+                {"role": "user", "content": "go on"},
+            ]
+        body = {"messages": messages}
         async with httpx.AsyncClient(timeout=20) as client:
             answer = await client.post(url, json=body, headers={"authorization": "Bearer key"})
         text: str = answer.json()["choices"][0]["message"]["content"]
@@ -144,6 +151,25 @@ def test_an_idle_execution_finds_its_prefix_where_it_goes_on(tmp_path: Path) -> 
         assert site.engines["c1"].stats().num_pinned == 0, "what nobody claims is kept no longer"
         before = site.engines["s0"].stats()
         assert before.num_imported_tokens == site.told[1].num_tokens > 0
+
+    play(tmp_path, scene, tokens_per_s=0.0)
+
+
+def test_an_idle_prefix_of_which_the_next_turn_runs_already_is_of_no_use(tmp_path: Path) -> None:
+    """It came between the shut door and the freeze, and is computed at the new engine."""
+
+    async def scene(site: Site) -> None:
+        answer = await site.ask()
+        await site.engines["s0"].pause()
+        site.gateway.close_door("c1")
+        site.gateway.set_routes([("e1", "s0")])
+        call = asyncio.create_task(site.ask(after=answer))
+        await until(lambda: site.engines["s0"].stats().num_waiting == 1)
+        await site.leave("c1", "s0", "e1")
+        assert site.engines["c1"].stats().num_pinned == 0
+        await site.engines["s0"].resume()
+        assert await call == ANSWER.strip()
+        assert site.told == []
 
     play(tmp_path, scene, tokens_per_s=0.0)
 

@@ -167,6 +167,10 @@ class Exchange:
         if event:
             await self._connection.write(event)
 
+    def goes_on_from(self, ids: list[int]) -> bool:
+        """Its prompt begins with them."""
+        return self._parts.attempt.place.prompt_ids[: len(ids)] == ids
+
     def _feed(self, ids: list[int]) -> list[Piece]:
         if ids and not self._first_token_s:
             self._first_token_s = self._parts.now_s()

@@ -265,13 +265,18 @@ class Gateway:
         self._routing.reconnect_engine(engine_id, engine)
 
     def offered_idle(self, engine_id: str, incarnation: int, refs: Iterable[KVRef]) -> list[str]:
-        """Prefixes that this life keeps of executions of which nothing runs. Those whose sessions
-        are here and go on elsewhere are handed over, and released; returns their references."""
+        """Prefixes that this life keeps of executions of which nothing runs there. Those whose
+        sessions are here and go on elsewhere are handed over, and released, but for those that a
+        call goes on from already; returns their references."""
         source = self._routing.seat_of(engine_id, incarnation)
-        ours = [ref for ref in refs if ref.execution in self._open]
+        ours = [ref for ref in refs if self._is_of_use(ref)]
         if source is None:
             return []
         return [ref.ref for ref in ours if self._handoffs.hand_over_idle(ref, source)]
+
+    def _is_of_use(self, ref: KVRef) -> bool:
+        one = self._open.get(ref.execution)
+        return one is not None and not any(call.goes_on_from(ref.ids) for call in one.running)
 
     async def let_go(self) -> None:
         """Release every prefix that is kept for us, while the engines can still be asked."""
