@@ -328,8 +328,12 @@ def test_the_second_cycle_ends_with_no_more_than_the_first(
     reports: Reports, cell: tuple[int, int]
 ) -> None:
     """As trainer and as engine; the first one brought the code of training into memory. What each
-    process's allocator keeps varies, by less than a quarter of the KV that was used."""
+    process's allocator keeps varies: by less than half of the activations while it trains, by less
+    than a quarter of the KV that was used once it serves."""
     first, second = reports[1], reports[3]
-    for was, now in ((first.before, second.before), (first.after, second.after)):
-        assert now.resident_bytes < was.resident_bytes + cell[1] * SLACK_BYTES
+    for was, now, slack_bytes in (
+        (first.before, second.before, first.before.activations_bytes / 2),
+        (first.after, second.after, cell[1] * SLACK_BYTES),
+    ):
+        assert now.resident_bytes < was.resident_bytes + slack_bytes
         assert msgspec.structs.replace(now, **UNEQUAL) == msgspec.structs.replace(was, **UNEQUAL)
