@@ -78,8 +78,9 @@ def slots_for(faults: Sequence[Fault]) -> str:
 
 
 def num_steps_for(num_faults: int) -> int:
-    """A burst for each, and some more."""
-    return 2 * (num_faults + 4)
+    """A burst for each, and as many more as a moment may keep one waiting for, such as a pipeline
+    that stands without data."""
+    return 2 * (num_faults + 8)
 
 
 def assert_it_held(driven: Driven, *, num_steps: int) -> None:
