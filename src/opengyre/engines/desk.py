@@ -141,26 +141,29 @@ class Desk:
         return len(self._waiting)
 
     def submit(self, request: GenerateRequest) -> ChunkReader:
-        """Queue a request; a refusal is a terminal `error` or `refused` chunk, never an exception.
-
-        A prefix is offered for as long as its engine can wait: where no place is free, it is not.
-        """
+        """Queue a request; what is not taken ends by an `error` or `refused` chunk, not an exception."""
         live = Live(request)
         never = misfit(request, context_tokens=self._context_tokens, num_ids=self._num_ids)
-        refusal = self._refusal(request)
-        if request.kv is not None and not (never or refusal) and self._has_no_place():
-            live.decline(request.kv, NO_PLACE)
-        if refusal or never:
-            finish = Finish.ERROR if refusal else Finish.REFUSED
-            live.stream.end(finish, policy_version=self.version, reason=refusal or never)
-        elif self._is_over(live):
-            live.stream.end(Finish.LENGTH, policy_version=self.version)
+        if refusal := self._refusal(request):
+            live.stream.end(Finish.ERROR, policy_version=self.version, reason=refusal)
+        elif never:
+            live.stream.end(Finish.REFUSED, policy_version=self.version, reason=never)
         else:
-            self._waiting[request.request_id] = live
-            if live.request.kv is not None:
-                self._stepper.expect(live, lambda: self._ready(live))
-            self._wake()
+            self._queue(live)
         return ChunkReader(live.stream, on_abandon=lambda: self._give_up(live))
+
+    def _queue(self, live: Live) -> None:
+        """An engine that keeps a prefix waits for its reader: where no place is free, it is told at
+        once that nothing is read."""
+        if live.request.kv is not None and self._has_no_place():
+            live.decline(live.request.kv, NO_PLACE)
+        if self._is_over(live):
+            live.stream.end(Finish.LENGTH, policy_version=self.version)
+            return
+        self._waiting[live.request.request_id] = live
+        if live.request.kv is not None:
+            self._stepper.expect(live, lambda: self._ready(live))
+        self._wake()
 
     async def stop(self, request_id: str, finish: Finish, *, keeps_kv: bool = False) -> None:
         """End one request at a token boundary; unknown ids are fine."""
