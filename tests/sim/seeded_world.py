@@ -97,8 +97,8 @@ class Weather:
 
 
 def stormy(seed: int) -> Weather:
-    """The weather of a seed in a hunt. Seeds from FIRST_AT_HANDOFFS on have faults at a handoff's own
-    messages, of those from FIRST_MIXED on every fourth: what earlier seeds mean stays."""
+    """The weather of a seed in a hunt. Seeds from FIRST_AT_HANDOFFS on have faults at a handoff's
+    own messages, of those from FIRST_MIXED on every fourth: what earlier seeds mean stays."""
     rng = Random(f"weather/{seed}")
     is_rough = rng.random() < 0.6
     habits = Habits(

@@ -141,7 +141,7 @@ class Desk:
         return len(self._waiting)
 
     def submit(self, request: GenerateRequest) -> ChunkReader:
-        """Queue a request. Never raises: what is not taken ends by an `error` or `refused` chunk."""
+        """Queue a request. Never raises: what is not taken ends by an error or refused chunk."""
         live = Live(request)
         never = misfit(request, context_tokens=self._context_tokens, num_ids=self._num_ids)
         if refusal := self._refusal(request):
